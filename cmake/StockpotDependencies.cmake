@@ -1,0 +1,36 @@
+# Outside packages. Torch first: RocksDB's config pulls in gflags under another target's name.
+find_package(TorchWheel REQUIRED)  # stockpot::torch, out of the Python environment
+find_package(Threads REQUIRED)
+find_package(RocksDB REQUIRED)
+find_package(hwy REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(OpenSSL REQUIRED)
+find_package(Boost 1.74 REQUIRED COMPONENTS context)
+find_package(tomlplusplus REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(thrift REQUIRED IMPORTED_TARGET thrift)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+find_program(THRIFT_COMPILER thrift REQUIRED)
+if(STOCKPOT_TESTS)
+  find_package(GTest REQUIRED)
+  find_package(benchmark REQUIRED)
+endif()
+
+# CUDA is an option of the machine, not of the source: found or left out by itself. One binary holds
+# both backends and asks the driver when it starts (kernels/base/device.h).
+set(STOCKPOT_HAS_CUDA OFF)
+if(STOCKPOT_CUDA AND NOT STOCKPOT_SANITIZE)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100-virtual)
+    enable_language(CUDA)
+    # CMake 3.25 has no CUDA standard 20 for nvcc: pass the flag, leave the property alone.
+    set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} -std=c++20 -Wno-deprecated-gpu-targets")
+    find_package(CUDAToolkit REQUIRED)
+    set(STOCKPOT_HAS_CUDA ON)
+  endif()
+endif()
+message(STATUS "CUDA backend: ${STOCKPOT_HAS_CUDA}")
