@@ -1,0 +1,19 @@
+// An artifact of the store as a TensorSource: what the loader, the merge, publish and export read.
+#pragma once
+
+#include <memory>
+
+#include "store/checkpoint_store.h"
+#include "store/tensor_source.h"
+
+namespace stockpot {
+
+// The tensors of `artifact` by their LOGICAL values: codec raw as stored, codec base read from the base,
+// codec bitdelta decoded (base + alpha * sign, rounded once to the entry's dtype, or kept in float32
+// when `decode_f32`: then such tensors report dtype F32). Files the artifact lacks come from its base.
+// `store` must outlive the source.
+Result<std::unique_ptr<TensorSource>> OpenArtifact(const CheckpointStore& store,
+                                                   const Digest& artifact,
+                                                   bool decode_f32 = false);
+
+}  // namespace stockpot

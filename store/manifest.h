@@ -1,0 +1,98 @@
+// What an artifact is made of. A manifest is immutable; its canonical JSON (sorted keys, no spaces,
+// UTF-8) is what is hashed, stored and sent, and SHA-256 of it is the artifact's digest.
+//
+//   {"base": "<hex>", "files": {"config.json": {"bytes": 704, "chunks": ["<hex>"]}}, "format": 1,
+//    "kind": "variant", "run": "demo", "step": 40, "attributes": {...},
+//    "tensors": [{"codec": "bitdelta", "dtype": "BF16", "name": "model...q_proj.weight",
+//                 "parts": {"alpha": {...}, "signs": {...}}, "shape": [576, 576]}, ...]}
+//
+// Invariants, checked by Validate() on every manifest that enters, also on our own:
+//   - tensor names are unique, 1..512 bytes of valid UTF-8; sorted by name
+//   - a part has exactly ChunkCount(bytes) chunks; its digest is TreeDigest(chunks)
+//   - raw: one part "data" of prod(shape) * size(dtype) bytes
+//   - base: no parts, `content` names the base tensor's bytes; only in artifacts with a base
+//   - bitdelta: 2-D; "signs" of SignBytes(shape) and "alpha" of 4 * shape[0] bytes (F32)
+//   - alias_of names a tensor of the same manifest that is no alias, of the same dtype and shape
+//   - counts, ranks and sizes within the limits below, products without overflow
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/status.h"
+#include "store/digest.h"
+
+namespace stockpot {
+
+inline constexpr int kManifestFormat = 1;
+inline constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
+inline constexpr int64_t kMaxTensors = 200'000;
+inline constexpr int64_t kMaxRank = 8;
+inline constexpr int64_t kMaxTensorBytes = int64_t{1} << 42;  // 4 TiB
+inline constexpr int64_t kMaxNameBytes = 512;
+inline constexpr int64_t kMaxConfigFiles = 64;
+inline constexpr int64_t kMaxConfigFileBytes = int64_t{64} << 20;
+
+enum class ArtifactKind : uint8_t { kBase, kCheckpoint, kMerge, kVariant, kAdapter };
+std::string_view ArtifactKindName(ArtifactKind kind);  // "base", "checkpoint", ...
+Result<ArtifactKind> ArtifactKindFromName(std::string_view name);
+
+// How a tensor's values are stored.
+enum class Codec : uint8_t {
+  kRaw,       // "raw": the bytes themselves
+  kBase,      // "base": identical to the base's tensor of this name; no bytes
+  kBitDelta,  // "bitdelta": base + alpha * sign, see kernels/bitdelta/signs.h
+};
+std::string_view CodecName(Codec codec);
+
+// A run of bytes in the chunk store.
+struct Part {
+  int64_t bytes = 0;
+  std::vector<Digest> chunks;  // each kChunkBytes long, the last one shorter
+  Digest digest() const { return TreeDigest(chunks); }
+};
+
+struct TensorEntry {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  Codec codec = Codec::kRaw;
+  std::string alias_of;               // not empty: tied to that tensor; no parts, no codec
+  std::map<std::string, Part> parts;  // by role: "data" | "signs", "alpha"
+  Digest content;                     // codec base: TreeDigest of the base tensor's bytes
+
+  int64_t elements() const;      // product of the shape (1 for a scalar)
+  int64_t logical_bytes() const; // elements * size(dtype)
+  int64_t stored_bytes() const;  // sum of the parts
+};
+
+struct Manifest {
+  ArtifactKind kind = ArtifactKind::kCheckpoint;
+  std::optional<Digest> base;  // of everything but a base
+  std::string run;             // checkpoint, merge, variant of one; else empty
+  int64_t step = -1;           // likewise; -1: none
+  std::vector<TensorEntry> tensors;           // sorted by name
+  std::map<std::string, Part> files;          // config.json, tokenizer.json, ... by file name
+  std::map<std::string, std::string> attributes;  // free facts: method, kept energy, errors, ...
+
+  const TensorEntry* Find(std::string_view name) const;  // binary search; null: none
+  // Follows alias_of once. Null: none.
+  const TensorEntry* Resolve(std::string_view name) const;
+  int64_t logical_bytes() const;  // tensors, aliases and codec "base" counted as what they stand for
+  int64_t stored_bytes() const;   // parts of tensors and files
+
+  // InvalidArgument names the tensor and the rule.
+  Status Validate() const;
+
+  std::string ToJson() const;  // canonical
+  // Validates. InvalidArgument on anything that is not a canonical, valid manifest.
+  static Result<Manifest> FromJson(std::string_view json);
+  Digest digest() const;  // SHA-256 of ToJson()
+};
+
+}  // namespace stockpot

@@ -1,0 +1,40 @@
+// What follows from a commit: which checkpoint is the best, which jobs a new one causes, which routes a
+// published one moves. Pure functions over records; the caller puts the outcome in the same commit.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "store/records.h"
+
+namespace stockpot {
+
+// The best of the checkpoints in `steps` by the run's metric (RunConfig::best_metric); ties go to the
+// earlier step, steps without the metric do not count. Null: none. Points into `steps`.
+const StepRecord* BestStep(const RunConfig& config, const std::vector<StepRecord>& steps);
+
+// The jobs a new checkpoint causes: a merge of {it, the best previous one} when
+// step % merge_every == 0 (the latest previous one where no step has the metric; none without a
+// previous one), and a publish according to the run's policy. `previous`: the run's earlier steps.
+std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
+                                   const std::vector<StepRecord>& previous);
+
+// The jobs a finished merge causes (publish, by policy).
+std::vector<Job> JobsForMerge(const Run& run, const StepRecord& merge);
+
+// key "publish/<artifact hex>/<codec>/<name>"; args artifact, codec, name ("": the default route).
+Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name);
+// key "merge/<run>/<step>/<hex of the sorted parents, short>"; args run, step, parents, energy, rank, force.
+Job MakeMergeJob(const std::string& run, int64_t step, const std::vector<Digest>& parents,
+                 const MonoSoupOptions& options);
+
+// Where a variant of `source` answers: the given name, or by default
+//   checkpoint: RUN@STEP, RUN@latest (if no newer step is served), RUN@best (if it is the best)
+//   merge:      RUN@STEP.merge          dense codec: RUN@STEP.full, RUN@STEP.merge.full
+// `latest_served_step`: step behind the route RUN@latest now, -1 if none.
+std::vector<std::string> RouteNamesFor(const StepRecord& source, PublishCodec codec,
+                                       const std::string& given_name, int64_t latest_served_step,
+                                       bool is_best);
+
+}  // namespace stockpot

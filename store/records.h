@@ -1,0 +1,129 @@
+// The small records of the catalogue: runs, steps, edges, aliases, routes, events, jobs, evals.
+// Times are Unix milliseconds. All are plain values; the catalogue (checkpoint_store.h) keeps them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/digest.h"
+#include "store/manifest.h"
+
+namespace stockpot {
+
+// What is published by itself when a checkpoint or merge is committed.
+enum class PublishPolicy : uint8_t { kEvery, kMerges, kBest, kOnRequest };
+std::string_view PublishPolicyName(PublishPolicy policy);  // "every", "merges", "best", "request"
+Result<PublishPolicy> PublishPolicyFromName(std::string_view name);
+
+struct RunConfig {
+  int64_t merge_every = 1000;      // steps; 0: never
+  PublishPolicy publish = PublishPolicy::kEvery;
+  std::string best_metric = "loss";  // of the metrics that come with a checkpoint, or of an eval
+  bool best_is_lower = true;
+  double merge_energy = 0.95;      // kept share of ||delta||_F^2 per matrix, (0, 1]
+  int64_t merge_rank = 0;          // > 0: fixed rank instead of the energy floor
+};
+
+struct Run {
+  std::string name;  // [A-Za-z0-9][A-Za-z0-9._-]{0,127}
+  Digest base;
+  RunConfig config;
+  std::map<std::string, std::string> tags;
+  int64_t created_ms = 0;
+};
+
+// One complete checkpoint or merge of a run. A (run, step) has at most one of each kind.
+struct StepRecord {
+  std::string run;
+  int64_t step = 0;
+  ArtifactKind kind = ArtifactKind::kCheckpoint;  // or kMerge
+  Digest artifact;
+  std::map<std::string, double> metrics;  // as reported by the trainer; finite
+  int64_t committed_ms = 0;
+};
+
+enum class EdgeType : uint8_t {
+  kTrainedFrom, kMergedFrom, kCompressedFrom, kAdapterOf, kPooledFrom, kResumedFrom,
+};
+std::string_view EdgeTypeName(EdgeType type);  // "trained_from", ...
+Result<EdgeType> EdgeTypeFromName(std::string_view name);
+
+struct Edge {
+  EdgeType type = EdgeType::kTrainedFrom;
+  Digest child;
+  Digest parent;
+};
+
+// A name that moves: `RUN@latest` and `RUN@best` (checkpoints), or any name.
+struct Alias {
+  std::string name;
+  Digest artifact;
+  int64_t moved_ms = 0;
+  std::string moved_by;
+};
+
+// A name the endpoint answers to -> the variant that answers. `RUN@STEP`, `RUN@latest`, `RUN@best`,
+// `RUN@STEP.merge`, or a name given with publish.
+struct Route {
+  std::string name;
+  Digest variant;
+  int64_t moved_ms = 0;
+  std::string moved_by;
+};
+
+struct Event {
+  int64_t sequence = 0;  // 1, 2, 3, ... without gaps
+  int64_t time_ms = 0;
+  std::string type;      // "checkpoint", "merge", "variant", "route", "alias", "publish_refused", ...
+  std::string subject;   // run, name or digest the event is about
+  std::map<std::string, std::string> fields;
+};
+
+enum class JobKind : uint8_t { kMerge, kPublish };
+enum class JobState : uint8_t { kQueued, kRunning, kDone, kFailed };
+std::string_view JobKindName(JobKind kind);    // "merge", "publish"
+std::string_view JobStateName(JobState state); // "queued", "running", "done", "failed"
+
+// Durable work, keyed by what it makes, so that asking twice is asking once.
+struct Job {
+  std::string key;  // "publish/<artifact hex>/<codec>/<name>", "merge/<run>/<step>", ...
+  JobKind kind = JobKind::kPublish;
+  std::map<std::string, std::string> args;
+  JobState state = JobState::kQueued;
+  int64_t sequence = 0;  // order of creation: the runner's order
+  int32_t attempts = 0;
+  std::string error;     // of the last attempt
+  std::string result;    // hex digest of what was made
+  int64_t created_ms = 0;
+  int64_t finished_ms = 0;
+};
+
+// How publish stores the tensors that changed.
+enum class PublishCodec : uint8_t {
+  kBitDelta,  // "bitdelta": 1 bit per weight of the linear layers (store/bitdelta_codec.h)
+  kDense,     // "dense": every changed tensor raw. Its chunks are the checkpoint's own: 0 new bytes
+};
+std::string_view PublishCodecName(PublishCodec codec);
+Result<PublishCodec> PublishCodecFromName(std::string_view name);
+
+// How checkpoints are merged (store/mono_soup.h).
+struct MonoSoupOptions {
+  double energy = 0.95;  // kept share of ||delta||_F^2 per matrix, (0, 1]
+  int64_t rank = 0;      // > 0: fixed rank instead of the energy floor
+  bool force = false;    // accept a fixed rank that keeps less than `energy`
+};
+
+struct Eval {
+  Digest artifact;
+  std::string task;
+  std::string metric;
+  double value = 0;
+  int64_t time_ms = 0;
+  std::string by;
+};
+
+}  // namespace stockpot

@@ -1,0 +1,232 @@
+// The remote interface of stockpotd: three services on one port (TMultiplexedProcessor under the names
+// "checkpoint", "lineage", "control"), strict binary protocol, buffered transport with large buffers.
+//
+// Digests travel as 32 raw bytes, manifests as their canonical JSON (store/manifest.h). Every call may
+// throw Error; its code is the StatusCode of kernels/base/status.h, one to one.
+namespace cpp stockpot.rpc
+namespace py stockpot.rpc
+
+const i32 PROTOCOL_VERSION = 1
+const i32 MAX_CHUNK_BYTES = 4194304
+
+enum ErrorCode {
+  INVALID_ARGUMENT = 1, NOT_FOUND = 2, ALREADY_EXISTS = 3, RESOURCE_EXHAUSTED = 4,
+  UNAVAILABLE = 5, CORRUPTION = 6, INTERNAL = 7
+}
+
+exception Error {
+  1: ErrorCode code
+  2: string message     // for a person; names the thing and what to do
+  3: bool retryable     // the same call may succeed later, unchanged
+}
+
+struct HelloReply {
+  1: i32 protocol
+  2: string version     // of the daemon
+  3: i32 chunk_bytes    // how tensors are to be cut
+}
+
+enum Kind { BASE = 0, CHECKPOINT = 1, MERGE = 2, VARIANT = 3, ADAPTER = 4 }
+
+struct RunConfig {
+  1: i64 merge_every = 1000       // steps; 0 = never
+  2: string publish = "every"     // every | merges | best | request
+  3: string best_metric = "loss"
+  4: bool best_is_lower = true
+  5: double merge_energy = 0.95
+  6: i64 merge_rank = 0           // 0: by energy
+}
+
+struct Run {
+  1: string name
+  2: binary base                  // digest
+  3: RunConfig config
+  4: map<string, string> tags
+  5: i64 created_ms
+}
+
+struct SessionRequest {
+  1: Kind kind = Kind.CHECKPOINT  // or BASE
+  2: string run                   // for a base: its name
+  3: i64 step = -1
+  4: i32 rank = 0
+  5: i32 world = 1
+  6: optional binary resumed_from
+}
+
+struct Part {
+  1: i64 bytes
+  2: list<binary> chunks
+}
+
+struct Tensor {
+  1: string name
+  2: string dtype                 // safetensors' names: "BF16", "F32", ...
+  3: list<i64> shape
+  4: string alias_of              // tied to that tensor; then no data
+  5: Part data
+}
+
+struct Shard {
+  1: list<Tensor> tensors
+  2: map<string, Part> files      // config.json, tokenizer.json, ...
+  3: map<string, double> metrics
+}
+
+struct CommitReply {
+  1: binary artifact
+  2: i64 event_sequence
+  3: bool existed
+}
+
+// How training loops and importers send, and how anyone fetches.
+service CheckpointService {
+  HelloReply hello(1: i32 protocol) throws (1: Error error)
+  // Creates the run or confirms it; `base` is a name or a hex digest.
+  Run create_run(1: string name, 2: string base, 3: RunConfig config, 4: map<string, string> tags)
+      throws (1: Error error)
+  string open_session(1: SessionRequest request) throws (1: Error error)
+  list<bool> have_chunks(1: string session, 2: list<binary> digests) throws (1: Error error)
+  void put_chunk(1: string session, 2: binary digest, 3: binary data) throws (1: Error error)
+  // Returns once the artifact is durable and visible.
+  CommitReply commit_shard(1: string session, 2: Shard shard) throws (1: Error error)
+  void abort(1: string session) throws (1: Error error)
+  string fetch_manifest(1: string id) throws (1: Error error)
+  binary fetch_chunk(1: binary digest) throws (1: Error error)
+  void report_eval(1: string id, 2: string task, 3: string metric, 4: double value, 5: string by)
+      throws (1: Error error)
+}
+
+struct Step {
+  1: string run
+  2: i64 step
+  3: Kind kind
+  4: binary artifact
+  5: map<string, double> metrics
+  6: i64 committed_ms
+}
+
+struct Edge {
+  1: string type                  // trained_from, merged_from, compressed_from, ...
+  2: binary child
+  3: binary parent
+}
+
+struct Alias {
+  1: string name
+  2: binary target
+  3: i64 moved_ms
+  4: string moved_by
+}
+
+struct Eval {
+  1: string task
+  2: string metric
+  3: double value
+  4: i64 time_ms
+  5: string by
+}
+
+// One artifact as a person asks about it.
+struct ArtifactInfo {
+  1: binary digest
+  2: Kind kind
+  3: string run
+  4: i64 step
+  5: i64 tensors
+  6: i64 logical_bytes            // as a full model
+  7: i64 stored_bytes             // of its own parts
+  8: list<Edge> parents
+  9: list<Edge> children
+  10: list<Alias> aliases         // that point here
+  11: list<Alias> routes          // that point here
+  12: list<Eval> evals
+  13: map<string, string> attributes
+  14: map<string, double> metrics // of its step
+}
+
+struct LogEntry {
+  1: Step step
+  2: ArtifactInfo artifact
+  3: list<ArtifactInfo> variants  // compressed from it
+}
+
+service LineageService {
+  list<Run> runs() throws (1: Error error)
+  list<LogEntry> log(1: string run) throws (1: Error error)
+  ArtifactInfo show(1: string id) throws (1: Error error)
+  list<Alias> aliases() throws (1: Error error)
+  string resolve(1: string id) throws (1: Error error)   // hex digest
+}
+
+struct Job {
+  1: string key
+  2: string kind
+  3: string state                 // queued, running, done, failed
+  4: i32 attempts
+  5: string error
+  6: string result                // hex digest
+  7: double share                 // done of a running one, 0..1
+  8: map<string, string> args
+  9: i64 created_ms
+  10: i64 finished_ms
+}
+
+struct Event {
+  1: i64 sequence
+  2: i64 time_ms
+  3: string type
+  4: string subject
+  5: map<string, string> fields
+}
+
+struct ServedModel {
+  1: string name
+  2: string digest                // hex
+  3: string state                 // resident, stored, loading, failed
+  4: i64 resident_bytes
+}
+
+struct DaemonStatus {
+  1: string version
+  2: i64 uptime_ms
+  3: string base                  // name, or empty
+  4: string base_state            // missing, loading, ready, failed: reason
+  5: i64 runs
+  6: i64 artifacts
+  7: i64 chunks
+  8: i64 chunk_bytes
+  9: i64 pack_bytes
+  10: i64 open_sessions
+  11: list<Job> jobs              // not finished, and the last failed ones
+  12: list<ServedModel> served
+  13: string devices              // for a person
+  14: string http_address
+  15: string thrift_address
+}
+
+struct Damage {
+  1: binary chunk
+  2: string error
+  3: list<string> needed_by
+}
+
+struct ScrubReply {
+  1: i64 chunks
+  2: i64 bytes
+  3: list<Damage> damaged
+}
+
+service ControlService {
+  // Both queue a durable job and return it; ask job() until it is done or failed.
+  Job merge(1: list<string> ids, 2: string run, 3: i64 step, 4: double energy, 5: i64 rank,
+            6: bool force) throws (1: Error error)
+  Job publish(1: string id, 2: string codec, 3: string name) throws (1: Error error)
+  Job job(1: string key) throws (1: Error error)
+  void unpublish(1: string name) throws (1: Error error)
+  list<Alias> routes() throws (1: Error error)
+  DaemonStatus status() throws (1: Error error)
+  // Events after `since`, waiting up to timeout_ms (at most 30 s) for the first.
+  list<Event> watch(1: i64 since, 2: i32 limit, 3: i32 timeout_ms) throws (1: Error error)
+  ScrubReply scrub() throws (1: Error error)
+}
