@@ -1,8 +1,9 @@
-// The remote interface of stockpotd: three services on one port (TMultiplexedProcessor under the names
-// "checkpoint", "lineage", "control"), strict binary protocol, buffered transport with large buffers.
+// The remote interface of stockpotd: three services on one port (TMultiplexedProcessor under the
+// names "checkpoint", "lineage", "control"), strict binary protocol, buffered transport with large
+// buffers.
 //
-// Digests travel as 32 raw bytes, manifests as their canonical JSON (store/manifest.h). Every call may
-// throw Error; its code is the StatusCode of kernels/base/status.h, one to one.
+// Digests travel as 32 raw bytes, manifests as their canonical JSON (store/manifest.h). Every call
+// may throw Error; its code is the StatusCode of kernels/base/status.h, one to one.
 namespace cpp stockpot.rpc
 namespace py stockpot.rpc
 
@@ -151,11 +152,24 @@ struct LogEntry {
   3: list<ArtifactInfo> variants  // compressed from it
 }
 
+// Points `name` at an artifact, or deletes the name when `id` is empty. With `expected` set the move
+// is a compare-and-set: ALREADY_EXISTS if the name points elsewhere by now ("": must not exist yet).
+// RUN@latest and RUN@best are moved by commits only.
+struct AliasMove {
+  1: string name
+  2: string id
+  3: string by
+  4: optional string expected
+}
+
+// `id` is what a person has at hand: a digest or a unique prefix of one (>= 6 digits), an alias, a
+// base's name, RUN@STEP, RUN@STEP.merge, RUN@latest, RUN@best, or a route.
 service LineageService {
   list<Run> runs() throws (1: Error error)
   list<LogEntry> log(1: string run) throws (1: Error error)
   ArtifactInfo show(1: string id) throws (1: Error error)
   list<Alias> aliases() throws (1: Error error)
+  Alias move_alias(1: AliasMove move) throws (1: Error error)
   string resolve(1: string id) throws (1: Error error)   // hex digest
 }
 
@@ -167,7 +181,7 @@ struct Job {
   5: string error
   6: string result                // hex digest
   7: double share                 // done of a running one, 0..1
-  8: map<string, string> args
+  8: map<string, string> arguments
   9: i64 created_ms
   10: i64 finished_ms
 }
@@ -187,6 +201,7 @@ struct ServedModel {
   4: i64 resident_bytes
 }
 
+// What the process is doing. `base` and `served` are the endpoint's.
 struct DaemonStatus {
   1: string version
   2: i64 uptime_ms
@@ -223,6 +238,7 @@ service ControlService {
             6: bool force) throws (1: Error error)
   Job publish(1: string id, 2: string codec, 3: string name) throws (1: Error error)
   Job job(1: string key) throws (1: Error error)
+  list<Job> jobs() throws (1: Error error)              // all, by age
   void unpublish(1: string name) throws (1: Error error)
   list<Alias> routes() throws (1: Error error)
   DaemonStatus status() throws (1: Error error)

@@ -1,0 +1,139 @@
+// The C++ client of the daemon: one connection, every call as a Result. Links neither RocksDB nor
+// Torch.
+//
+//   STOCKPOT_ASSIGN_OR_RETURN(auto client, Client::Connect("127.0.0.1:7070"));
+//   STOCKPOT_ASSIGN_OR_RETURN(std::vector<rpc::Run> runs, client->Runs());
+//
+// Errors: a refusal of the daemon comes back as the Status it was there (code and message). A
+// connection that cannot be made, breaks or times out is Unavailable; an answer that is no answer
+// of this protocol is Corruption. No exception leaves this class.
+//
+// Connections: made by the first call that needs one. One that the daemon closed while it was idle
+// is noticed before the next call and made anew. A call that fails on the way is never repeated by
+// the client, since it may have been executed; the next call connects again. Every call of this
+// interface may be repeated by the caller: all of them are idempotent.
+//
+// Thread promise: one thread at a time per Client; make several for several threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/base/status.h"
+#include "stockpot_rpc/stockpot_types.h"
+#include "store/digest.h"
+#include "store/manifest.h"
+#include "thrift/address.h"
+
+namespace stockpot {
+
+struct ClientOptions {
+  int connect_timeout_ms = 5'000;
+  int send_timeout_ms = 30'000;  // the daemon does not read
+  int receive_timeout_ms =
+      120'000;               // it does not answer; Watch and Scrub wait longer by themselves
+  int chunks_in_flight = 4;  // put_chunk and fetch_chunk calls that await their answer
+};
+
+// A chunk to send: the bytes are borrowed for the call.
+struct ChunkView {
+  Digest digest;
+  std::span<const std::byte> data;
+};
+
+class Client {
+ public:
+  // Connects and says hello. InvalidArgument: no address. Unavailable: nobody answers there.
+  // Refuses a daemon of another protocol version (InvalidArgument).
+  static Result<std::unique_ptr<Client>> Connect(std::string_view address,
+                                                 const ClientOptions& options = {});
+  // Without connecting: the first call does. For those who outlive a daemon's restart.
+  static Result<std::unique_ptr<Client>> Create(std::string_view address,
+                                                const ClientOptions& options = {});
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  const RpcAddress& address() const;
+  // Closes the connection; the next call makes a new one.
+  void Disconnect();
+
+  // --- sending ---
+  Result<rpc::HelloReply> Hello();
+  Result<rpc::Run> CreateRun(const std::string& name, const std::string& base,
+                             const rpc::RunConfig& config,
+                             const std::map<std::string, std::string>& tags);
+  Result<std::string> OpenSession(const rpc::SessionRequest& request);
+  Result<std::vector<bool>> HaveChunks(const std::string& session, std::span<const Digest> digests);
+  // Sends all of them, several in flight. The first refusal, after all answers are in.
+  Status PutChunks(const std::string& session, std::span<const ChunkView> chunks);
+  Result<rpc::CommitReply> CommitShard(const std::string& session, const rpc::Shard& shard);
+  Status Abort(const std::string& session);
+  Status ReportEval(const std::string& id, const std::string& task, const std::string& metric,
+                    double value, const std::string& by);
+
+  // --- fetching ---
+  // Checked against `id` when that is a full digest.
+  Result<Manifest> FetchManifest(const std::string& id);
+  // Calls sink(index, bytes) in order, several requests in flight, every chunk checked against its
+  // digest (Corruption). A failing sink ends the fetch with its status.
+  Status FetchChunks(std::span<const Digest> digests,
+                     const std::function<Status(size_t, std::string&&)>& sink);
+
+  // --- lineage ---
+  Result<std::vector<rpc::Run>> Runs();
+  Result<std::vector<rpc::LogEntry>> Log(const std::string& run);
+  Result<rpc::ArtifactInfo> Show(const std::string& id);
+  Result<std::vector<rpc::Alias>> Aliases();
+  // `expected`: compare-and-set, see stockpot.thrift. An empty `id` deletes the name.
+  Result<rpc::Alias> MoveAlias(const std::string& name, const std::string& id,
+                               const std::string& by,
+                               const std::optional<std::string>& expected = std::nullopt);
+  Result<Digest> Resolve(const std::string& id);
+
+  // --- control ---
+  struct MergeRequest {
+    std::vector<std::string> ids;
+    std::string run;    // empty: the first parent's
+    int64_t step = -1;  // -1: the newest parent's
+    double energy = 0.95;
+    int64_t rank = 0;
+    bool force = false;
+  };
+  Result<rpc::Job> Merge(const MergeRequest& request);
+  // `codec`: "bitdelta" or "dense"; `name`: empty for the default routes.
+  Result<rpc::Job> Publish(const std::string& id, const std::string& codec,
+                           const std::string& name);
+  Result<rpc::Job> GetJob(const std::string& key);
+  Result<std::vector<rpc::Job>> Jobs();
+  Status Unpublish(const std::string& name);
+  Result<std::vector<rpc::Alias>> Routes();
+  Result<rpc::DaemonStatus> GetStatus();
+  // Events after `since`; waits up to `timeout_ms` (at most 30 s) for the first one.
+  Result<std::vector<rpc::Event>> Watch(int64_t since, int32_t limit, int32_t timeout_ms);
+  // Reads the whole store: waits as long as the daemon works on it.
+  Result<rpc::ScrubReply> Scrub();
+
+ private:
+  struct Connection;
+  Client(RpcAddress address, const ClientOptions& options);
+
+  Status Ensure();
+  Status Guarded(std::string_view call, int receive_timeout_ms, const std::function<void()>& body);
+  template <typename T, typename Body>
+  Result<T> Call(std::string_view call, Body body);
+
+  const RpcAddress address_;
+  const ClientOptions options_;
+  std::unique_ptr<Connection> connection_;  // null: not connected
+};
+
+}  // namespace stockpot

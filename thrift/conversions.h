@@ -1,0 +1,41 @@
+// Between the generated structs and the store's records. Everything that comes from the wire is
+// checked on its way in. Thread promise: pure functions.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/base/status.h"
+#include "stockpot_rpc/stockpot_types.h"
+#include "store/ingest.h"
+#include "store/records.h"
+
+namespace stockpot {
+
+inline std::string RawBytes(const Digest& digest) { return std::string(digest.raw()); }
+
+// --- from the wire: InvalidArgument names the field ---
+Result<ArtifactKind> KindFromRpc(rpc::Kind kind);
+Result<RunConfig> RunConfigFromRpc(const rpc::RunConfig& config);
+Result<SessionRequest> SessionRequestFromRpc(const rpc::SessionRequest& request);
+Result<Part> PartFromRpc(const rpc::Part& part, const std::string& what);
+Result<ShardCommit> ShardFromRpc(const rpc::Shard& shard);
+Result<std::vector<Digest>> DigestsFromRpc(const std::vector<std::string>& raw);
+
+// --- onto the wire ---
+rpc::Kind ToRpc(ArtifactKind kind);
+rpc::RunConfig ToRpc(const RunConfig& config);
+rpc::Run ToRpc(const Run& run);
+rpc::Part ToRpc(const Part& part);
+rpc::Step ToRpc(const StepRecord& step);
+rpc::Edge ToRpc(const Edge& edge);
+rpc::Alias ToRpc(const Alias& alias);
+rpc::Alias ToRpc(const Route& route);
+rpc::Eval ToRpc(const Eval& eval);
+rpc::Job ToRpc(const Job& job);  // share: 1 when done, else 0
+rpc::Event ToRpc(const Event& event);
+rpc::ScrubReply ToRpc(const ScrubReport& report);
+rpc::CommitReply ToRpc(const CommitReply& reply);
+
+}  // namespace stockpot

@@ -1,0 +1,76 @@
+#include "thrift/wire.h"
+
+#include <thrift/TOutput.h>
+
+#include <mutex>
+
+#include "thrift/limits.h"
+
+namespace stockpot {
+
+using apache::thrift::TConfiguration;
+using apache::thrift::transport::TSocket;
+using apache::thrift::transport::TTransport;
+using apache::thrift::transport::TTransportException;
+
+std::shared_ptr<TConfiguration> WireConfiguration() {
+  return std::make_shared<TConfiguration>(
+      rpc_limits::kMaxMessageBytes, rpc_limits::kMaxMessageBytes, rpc_limits::kRecursionDepth);
+}
+
+void SilenceThriftOutput() {
+  static std::once_flag once;
+  std::call_once(once, [] { apache::thrift::GlobalOutput.setOutputFunction([](const char*) {}); });
+}
+
+WireTransport::WireTransport(std::shared_ptr<TSocket> socket, int idle_timeout_ms,
+                             int message_timeout_ms)
+    : TBufferedTransport(socket, rpc_limits::kBufferBytes, WireConfiguration()),
+      socket_(std::move(socket)),
+      idle_timeout_ms_(idle_timeout_ms),
+      message_timeout_ms_(message_timeout_ms) {
+  if (message_timeout_ms_ > 0) socket_->setRecvTimeout(message_timeout_ms_);
+}
+
+void WireTransport::Count(uint32_t bytes) {
+  message_bytes_ += bytes;
+  if (message_bytes_ > int64_t{rpc_limits::kMaxMessageBytes} + rpc_limits::kBufferBytes) {
+    throw TTransportException(TTransportException::CORRUPTED_DATA, "message over the size limit");
+  }
+}
+
+uint32_t WireTransport::readSlow(uint8_t* buffer, uint32_t length) {
+  if (rBase_ == rBound_ && length >= rBufSize_) {
+    const uint32_t got = socket_->read(buffer, length);
+    Count(got);
+    return got;
+  }
+  const bool refills = rBase_ == rBound_;
+  const uint32_t given = TBufferedTransport::readSlow(buffer, length);
+  if (refills) Count(given + static_cast<uint32_t>(rBound_ - rBase_));
+  return given;
+}
+
+bool WireTransport::peek() {
+  if (rBase_ < rBound_) return true;
+  if (idle_timeout_ms_ > 0) socket_->setRecvTimeout(idle_timeout_ms_);
+  const bool more = TBufferedTransport::peek();
+  if (idle_timeout_ms_ > 0) socket_->setRecvTimeout(message_timeout_ms_);
+  if (more) Count(static_cast<uint32_t>(rBound_ - rBase_));
+  return more;
+}
+
+uint32_t WireTransport::readEnd() {
+  message_bytes_ = 0;
+  resetConsumedMessageSize();
+  return 0;
+}
+
+std::shared_ptr<WireProtocol> MakeWireProtocol(std::shared_ptr<TTransport> transport,
+                                               int32_t max_string_bytes) {
+  return std::make_shared<WireProtocol>(std::move(transport), max_string_bytes,
+                                        rpc_limits::kMaxContainerElements, /*strict_read=*/true,
+                                        /*strict_write=*/true);
+}
+
+}  // namespace stockpot
