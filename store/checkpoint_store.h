@@ -1,4 +1,5 @@
-// The store: chunks in pack files, everything else in RocksDB, one commit for all that becomes visible.
+// The store: chunks in pack files, everything else in RocksDB, one commit for all that becomes
+// visible.
 //
 //   auto store = CheckpointStore::Open({.directory = dir, .clock = SystemClock()});
 //   (*store)->PutChunk(digest, bytes);          // any number, any thread; not visible yet
@@ -9,7 +10,8 @@
 //   DIR/LOCK  DIR/packs/NNNNNNNN.pack  DIR/catalog/ (RocksDB)
 // Order of a commit: chunks appended -> fdatasync(packs) -> fsync(directory) for a new pack -> ONE
 // synced WriteBatch {chunk index, manifests, edges, steps, aliases, routes, jobs, evals, events}.
-// After a crash, bytes of packs that no index entry names are unreferenced; nothing visible is torn.
+// After a crash, bytes of packs that no index entry names are unreferenced; nothing visible is
+// torn.
 //
 // Thread promise: every method may be called from any thread at any time. Commits are serialised
 // (several waiting ones share one sync). Readers never wait for writers.
@@ -29,6 +31,7 @@
 #include "kernels/base/status.h"
 #include "store/digest.h"
 #include "store/manifest.h"
+#include "store/names.h"
 #include "store/records.h"
 
 namespace stockpot {
@@ -38,9 +41,9 @@ Clock SystemClock();
 
 struct StoreOptions {
   std::filesystem::path directory;
-  Clock clock;                                          // REQUIRES: set
-  int64_t pack_bytes = int64_t{256} << 20;              // a pack is closed when it is over this
-  int64_t free_bytes_reserve = int64_t{512} << 20;      // below it PutChunk: ResourceExhausted
+  Clock clock;                                      // REQUIRES: set
+  int64_t pack_bytes = int64_t{256} << 20;          // a pack is closed when it is over this
+  int64_t free_bytes_reserve = int64_t{512} << 20;  // below it PutChunk: ResourceExhausted
 };
 
 // A name to move, by compare-and-set where `expected` is given (zero digest: must not exist).
@@ -60,9 +63,9 @@ struct Commit {
   std::vector<StepRecord> steps;
   std::vector<AliasMove> aliases;
   std::vector<RouteMove> routes;
-  std::vector<Job> jobs;            // new ones, or new states of known ones (by key)
+  std::vector<Job> jobs;  // new ones, or new states of known ones (by key)
   std::vector<Eval> evals;
-  std::vector<Event> events;        // sequence and time are set by the store
+  std::vector<Event> events;  // sequence and time are set by the store
 };
 
 struct ScrubReport {
@@ -78,8 +81,8 @@ struct ScrubReport {
 
 struct StoreUsage {
   int64_t chunks = 0;
-  int64_t chunk_bytes = 0;   // live, as indexed
-  int64_t pack_bytes = 0;    // on disk, unreferenced bytes included
+  int64_t chunk_bytes = 0;  // live, as indexed
+  int64_t pack_bytes = 0;   // on disk, unreferenced bytes included
   int64_t artifacts = 0;
   int64_t events = 0;
 };
@@ -92,8 +95,9 @@ class CheckpointStore {
 
   // --- chunks ---
   virtual std::vector<bool> HaveChunks(std::span<const Digest> digests) const = 0;
-  // Appends unless present. InvalidArgument if the bytes do not hash to `digest` or exceed kChunkBytes;
-  // ResourceExhausted if the disk's reserve is met. Durable only once a commit names it.
+  // Appends unless present. InvalidArgument if the bytes do not hash to `digest` or exceed
+  // kChunkBytes; ResourceExhausted if the disk's reserve is met. Durable only once a commit names
+  // it.
   virtual Status PutChunk(const Digest& digest, std::span<const std::byte> data) = 0;
   // Splits, hashes and puts a whole run of bytes.
   virtual Result<Part> PutBytes(std::span<const std::byte> data) = 0;
@@ -104,15 +108,16 @@ class CheckpointStore {
 
   // --- commits ---
   // All or nothing. InvalidArgument (an invalid manifest, a missing chunk, a dangling edge),
-  // AlreadyExists (a compare-and-set lost; a (run, step) that already has another artifact). An artifact
-  // that exists already is no error: commits are idempotent. Returns the last event's sequence.
+  // AlreadyExists (a compare-and-set lost; a (run, step) that already has another artifact). An
+  // artifact that exists already is no error: commits are idempotent. Returns the last event's
+  // sequence.
   virtual Result<int64_t> Apply(Commit commit) = 0;
 
   // --- reads ---
   virtual Result<Manifest> GetManifest(const Digest& artifact) const = 0;
   virtual bool HasArtifact(const Digest& artifact) const = 0;
-  // A name to one artifact: full hex, unique hex prefix (>= 6 digits), alias, base name, "RUN@STEP",
-  // "RUN@STEP.merge", or a route (last). NotFound / InvalidArgument (ambiguous prefix).
+  // A name to one artifact: full hex, unique hex prefix (>= 6 digits), alias, base name,
+  // "RUN@STEP", "RUN@STEP.merge", or a route (last). NotFound / InvalidArgument (ambiguous prefix).
   virtual Result<Digest> ResolveName(std::string_view name) const = 0;
   virtual std::vector<Digest> ListArtifacts() const = 0;
   virtual std::vector<Run> ListRuns() const = 0;
@@ -129,8 +134,8 @@ class CheckpointStore {
   virtual std::vector<Eval> ListEvals(const Digest& artifact) const = 0;
   // Events with sequence > since, at most `limit`, oldest first.
   virtual std::vector<Event> EventsSince(int64_t since, int64_t limit) const = 0;
-  // Waits until an event newer than `since` exists, the timeout passes or Shutdown() is called; true
-  // if there is one.
+  // Waits until an event newer than `since` exists, the timeout passes or Shutdown() is called;
+  // true if there is one.
   virtual bool WaitForEvents(int64_t since, int64_t timeout_ms) const = 0;
   virtual StoreUsage Usage() const = 0;
 
@@ -141,9 +146,5 @@ class CheckpointStore {
   // Wakes WaitForEvents; later commits are Unavailable. Reads go on until destruction.
   virtual void Shutdown() = 0;
 };
-
-// True if `name` may name a run or a route: no control characters, 1..256 bytes, for runs also no '@'.
-bool IsValidRunName(std::string_view name);
-bool IsValidRouteName(std::string_view name);
 
 }  // namespace stockpot

@@ -49,8 +49,8 @@ class Sha256Stream {
 };
 
 // The name of a run of bytes that is stored as chunks: SHA-256 over the concatenated chunk digests.
-// The chunk size is fixed (kChunkBytes), so equal bytes have equal names, and the store can prove the
-// name from the chunks it verified, without reading a tensor again.
+// The chunk size is fixed (kChunkBytes), so equal bytes have equal names, and the store can prove
+// the name from the chunks it verified, without reading a tensor again.
 Digest TreeDigest(std::span<const Digest> chunks);
 
 // Chunks are this long, the last of a run shorter. Part of the format: digests depend on it.

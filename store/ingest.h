@@ -1,7 +1,7 @@
-// Sessions: how an artifact arrives from outside. A client opens a session, sends the chunks that are
-// missing, and commits a manifest; until then nothing of it is visible, and a session that is left
-// alone expires. The policy of the run (merge every n steps, what to publish) is applied in the same
-// commit, as durable jobs.
+// Sessions: how an artifact arrives from outside. A client opens a session, sends the chunks that
+// are missing, and commits a manifest; until then nothing of it is visible, and a session that is
+// left alone expires. The policy of the run (merge every n steps, what to publish) is applied in
+// the same commit, as durable jobs.
 //
 // Thread promise: any thread. A session belongs to one client, but a second thread of it may put
 // chunks at the same time.
@@ -20,22 +20,22 @@
 namespace stockpot {
 
 struct IngestLimits {
-  int64_t sessions = 64;                          // open at once
-  int64_t session_idle_ms = 10 * 60 * 1000;       // without a call: expired
-  int64_t chunks_per_query = 100'000;             // have_chunks
+  int64_t sessions = 64;                     // open at once
+  int64_t session_idle_ms = 10 * 60 * 1000;  // without a call: expired
+  int64_t chunks_per_query = 100'000;        // have_chunks
 };
 
 struct SessionRequest {
   ArtifactKind kind = ArtifactKind::kCheckpoint;  // kCheckpoint or kBase
-  std::string run;   // checkpoint: the run; base: its name
-  int64_t step = -1; // checkpoint: >= 0
+  std::string run;                                // checkpoint: the run; base: its name
+  int64_t step = -1;                              // checkpoint: >= 0
   int32_t rank = 0;
-  int32_t world = 1; // sharded sessions (world > 1) are refused by name in this version
+  int32_t world = 1;  // sharded sessions (world > 1) are refused by name in this version
   std::optional<Digest> resumed_from;
 };
 
-// What a client says an artifact consists of: a manifest of raw tensors (kind, base, run and step are
-// set by the server from the session), and the metrics that came with the step.
+// What a client says an artifact consists of: a manifest of raw tensors (kind, base, run and step
+// are set by the server from the session), and the metrics that came with the step.
 struct ShardCommit {
   std::vector<TensorEntry> tensors;  // codec raw, or alias_of
   std::map<std::string, Part> files;
@@ -53,20 +53,23 @@ class Ingest {
   Ingest(CheckpointStore& store, IngestLimits limits, Clock clock);
   ~Ingest();
 
-  // Creates the run, or confirms that it exists with the same base. AlreadyExists if the base differs;
-  // a different config replaces the old one (an event says so). NotFound: unknown base.
+  // Creates the run, or confirms that it exists with the same base. AlreadyExists if the base
+  // differs; a different config replaces the old one (an event says so). NotFound: unknown base.
   // `base` is a name or a hex digest.
   Result<Run> CreateRun(const std::string& name, const std::string& base, const RunConfig& config,
                         const std::map<std::string, std::string>& tags);
 
-  // NotFound: unknown run. AlreadyExists: the step has another checkpoint. ResourceExhausted: too many.
+  // NotFound: unknown run. AlreadyExists: the step has another checkpoint. ResourceExhausted: too
+  // many.
   Result<std::string> OpenSession(const SessionRequest& request);
   Result<std::vector<bool>> HaveChunks(const std::string& session, std::span<const Digest> digests);
-  Status PutChunk(const std::string& session, const Digest& digest, std::span<const std::byte> data);
-  // One commit: artifact, step, lineage (trained_from: the base or the run's previous checkpoint's base;
-  // resumed_from), alias RUN@latest, RUN@best by the run's metric, event, and the policy's jobs.
-  // For a base: the artifact and the alias NAME. A base must hold config.json and finite weights are
-  // not asked for here (the publish gate does). The session ends whatever the outcome but Unavailable.
+  Status PutChunk(const std::string& session, const Digest& digest,
+                  std::span<const std::byte> data);
+  // One commit: artifact, step, lineage (trained_from: the base or the run's previous checkpoint's
+  // base; resumed_from), alias RUN@latest, RUN@best by the run's metric, event, and the policy's
+  // jobs. For a base: the artifact and the alias NAME. A base must hold config.json and finite
+  // weights are not asked for here (the publish gate does). The session ends whatever the outcome
+  // but Unavailable.
   Result<CommitReply> CommitShard(const std::string& session, ShardCommit shard);
   Status Abort(const std::string& session);
 

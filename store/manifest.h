@@ -7,7 +7,11 @@
 //                 "parts": {"alpha": {...}, "signs": {...}}, "shape": [576, 576]}, ...]}
 //
 // Invariants, checked by Validate() on every manifest that enters, also on our own:
-//   - tensor names are unique, 1..512 bytes of valid UTF-8; sorted by name
+//   - tensor names are unique, 1..512 bytes of valid UTF-8 without control characters; sorted by
+//   name
+//   - a base has no base, run or step; checkpoints and merges have all three; run and step come
+//   together
+//   - file names are plain names (store/names.h), never paths
 //   - a part has exactly ChunkCount(bytes) chunks; its digest is TreeDigest(chunks)
 //   - raw: one part "data" of prod(shape) * size(dtype) bytes
 //   - base: no parts, `content` names the base tensor's bytes; only in artifacts with a base
@@ -37,6 +41,9 @@ inline constexpr int64_t kMaxTensorBytes = int64_t{1} << 42;  // 4 TiB
 inline constexpr int64_t kMaxNameBytes = 512;
 inline constexpr int64_t kMaxConfigFiles = 64;
 inline constexpr int64_t kMaxConfigFileBytes = int64_t{64} << 20;
+inline constexpr int64_t kMaxAttributes = kMaxTensors + 1000;  // one a tensor, and the totals
+inline constexpr int64_t kMaxAttributeKeyBytes = kMaxNameBytes + 64;
+inline constexpr int64_t kMaxAttributeBytes = int64_t{64} << 10;
 
 enum class ArtifactKind : uint8_t { kBase, kCheckpoint, kMerge, kVariant, kAdapter };
 std::string_view ArtifactKindName(ArtifactKind kind);  // "base", "checkpoint", ...
@@ -49,6 +56,7 @@ enum class Codec : uint8_t {
   kBitDelta,  // "bitdelta": base + alpha * sign, see kernels/bitdelta/signs.h
 };
 std::string_view CodecName(Codec codec);
+Result<Codec> CodecFromName(std::string_view name);
 
 // A run of bytes in the chunk store.
 struct Part {
@@ -66,25 +74,26 @@ struct TensorEntry {
   std::map<std::string, Part> parts;  // by role: "data" | "signs", "alpha"
   Digest content;                     // codec base: TreeDigest of the base tensor's bytes
 
-  int64_t elements() const;      // product of the shape (1 for a scalar)
-  int64_t logical_bytes() const; // elements * size(dtype)
-  int64_t stored_bytes() const;  // sum of the parts
+  int64_t elements() const;       // product of the shape (1 for a scalar)
+  int64_t logical_bytes() const;  // elements * size(dtype)
+  int64_t stored_bytes() const;   // sum of the parts
 };
 
 struct Manifest {
   ArtifactKind kind = ArtifactKind::kCheckpoint;
-  std::optional<Digest> base;  // of everything but a base
-  std::string run;             // checkpoint, merge, variant of one; else empty
-  int64_t step = -1;           // likewise; -1: none
-  std::vector<TensorEntry> tensors;           // sorted by name
-  std::map<std::string, Part> files;          // config.json, tokenizer.json, ... by file name
+  std::optional<Digest> base;                     // of everything but a base
+  std::string run;                                // checkpoint, merge, variant of one; else empty
+  int64_t step = -1;                              // likewise; -1: none
+  std::vector<TensorEntry> tensors;               // sorted by name
+  std::map<std::string, Part> files;              // config.json, tokenizer.json, ... by file name
   std::map<std::string, std::string> attributes;  // free facts: method, kept energy, errors, ...
 
   const TensorEntry* Find(std::string_view name) const;  // binary search; null: none
   // Follows alias_of once. Null: none.
   const TensorEntry* Resolve(std::string_view name) const;
-  int64_t logical_bytes() const;  // tensors, aliases and codec "base" counted as what they stand for
-  int64_t stored_bytes() const;   // parts of tensors and files
+  int64_t logical_bytes()
+      const;                     // tensors, aliases and codec "base" counted as what they stand for
+  int64_t stored_bytes() const;  // parts of tensors and files
 
   // InvalidArgument names the tensor and the rule.
   Status Validate() const;

@@ -1,5 +1,6 @@
-// What follows from a commit: which checkpoint is the best, which jobs a new one causes, which routes a
-// published one moves. Pure functions over records; the caller puts the outcome in the same commit.
+// What follows from a commit: which checkpoint is the best, which jobs a new one causes, which
+// routes a published one moves. Pure functions over records; the caller puts the outcome in the
+// same commit.
 #pragma once
 
 #include <optional>
@@ -10,8 +11,8 @@
 
 namespace stockpot {
 
-// The best of the checkpoints in `steps` by the run's metric (RunConfig::best_metric); ties go to the
-// earlier step, steps without the metric do not count. Null: none. Points into `steps`.
+// The best of the checkpoints in `steps` by the run's metric (RunConfig::best_metric); ties go to
+// the earlier step, steps without the metric do not count. Null: none. Points into `steps`.
 const StepRecord* BestStep(const RunConfig& config, const std::vector<StepRecord>& steps);
 
 // The jobs a new checkpoint causes: a merge of {it, the best previous one} when
@@ -25,7 +26,10 @@ std::vector<Job> JobsForMerge(const Run& run, const StepRecord& merge);
 
 // key "publish/<artifact hex>/<codec>/<name>"; args artifact, codec, name ("": the default route).
 Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name);
-// key "merge/<run>/<step>/<hex of the sorted parents, short>"; args run, step, parents, energy, rank, force.
+// key "merge/<run>/<step>/<12 hex digits>", a hash of the sorted parents and the options; args run,
+// step, parents (hex digests in the given order, joined by ','), energy (reads back exactly), rank,
+// force
+// ("true" or "false").
 Job MakeMergeJob(const std::string& run, int64_t step, const std::vector<Digest>& parents,
                  const MonoSoupOptions& options);
 

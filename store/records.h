@@ -20,12 +20,12 @@ std::string_view PublishPolicyName(PublishPolicy policy);  // "every", "merges",
 Result<PublishPolicy> PublishPolicyFromName(std::string_view name);
 
 struct RunConfig {
-  int64_t merge_every = 1000;      // steps; 0: never
+  int64_t merge_every = 1000;  // steps; 0: never
   PublishPolicy publish = PublishPolicy::kEvery;
   std::string best_metric = "loss";  // of the metrics that come with a checkpoint, or of an eval
   bool best_is_lower = true;
-  double merge_energy = 0.95;      // kept share of ||delta||_F^2 per matrix, (0, 1]
-  int64_t merge_rank = 0;          // > 0: fixed rank instead of the energy floor
+  double merge_energy = 0.95;  // kept share of ||delta||_F^2 per matrix, (0, 1]
+  int64_t merge_rank = 0;      // > 0: fixed rank instead of the energy floor
 };
 
 struct Run {
@@ -47,7 +47,12 @@ struct StepRecord {
 };
 
 enum class EdgeType : uint8_t {
-  kTrainedFrom, kMergedFrom, kCompressedFrom, kAdapterOf, kPooledFrom, kResumedFrom,
+  kTrainedFrom,
+  kMergedFrom,
+  kCompressedFrom,
+  kAdapterOf,
+  kPooledFrom,
+  kResumedFrom,
 };
 std::string_view EdgeTypeName(EdgeType type);  // "trained_from", ...
 Result<EdgeType> EdgeTypeFromName(std::string_view name);
@@ -78,15 +83,17 @@ struct Route {
 struct Event {
   int64_t sequence = 0;  // 1, 2, 3, ... without gaps
   int64_t time_ms = 0;
-  std::string type;      // "checkpoint", "merge", "variant", "route", "alias", "publish_refused", ...
-  std::string subject;   // run, name or digest the event is about
+  std::string type;  // "checkpoint", "merge", "variant", "route", "alias", "publish_refused", ...
+  std::string subject;  // run, name or digest the event is about
   std::map<std::string, std::string> fields;
 };
 
 enum class JobKind : uint8_t { kMerge, kPublish };
 enum class JobState : uint8_t { kQueued, kRunning, kDone, kFailed };
-std::string_view JobKindName(JobKind kind);    // "merge", "publish"
-std::string_view JobStateName(JobState state); // "queued", "running", "done", "failed"
+std::string_view JobKindName(JobKind kind);  // "merge", "publish"
+Result<JobKind> JobKindFromName(std::string_view name);
+std::string_view JobStateName(JobState state);  // "queued", "running", "done", "failed"
+Result<JobState> JobStateFromName(std::string_view name);
 
 // Durable work, keyed by what it makes, so that asking twice is asking once.
 struct Job {
@@ -96,8 +103,8 @@ struct Job {
   JobState state = JobState::kQueued;
   int64_t sequence = 0;  // order of creation: the runner's order
   int32_t attempts = 0;
-  std::string error;     // of the last attempt
-  std::string result;    // hex digest of what was made
+  std::string error;   // of the last attempt
+  std::string result;  // hex digest of what was made
   int64_t created_ms = 0;
   int64_t finished_ms = 0;
 };

@@ -1,0 +1,233 @@
+#include "store/manifest.h"
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/bitdelta/signs.h"
+#include "store/names.h"
+
+namespace stockpot {
+namespace {
+
+constexpr std::array<std::string_view, 5> kKindNames = {"base", "checkpoint", "merge", "variant",
+                                                        "adapter"};
+constexpr std::array<std::string_view, 3> kCodecNames = {"raw", "base", "bitdelta"};
+
+Status CheckPart(const Part& part, int64_t max_bytes) {
+  if (part.bytes < 0) return InvalidArgument("negative size");
+  if (part.bytes > max_bytes) {
+    return InvalidArgument(std::to_string(part.bytes) + " bytes, over the limit of " +
+                           std::to_string(max_bytes));
+  }
+  const auto chunks = static_cast<int64_t>(part.chunks.size());
+  if (chunks != ChunkCount(part.bytes)) {
+    return InvalidArgument(std::to_string(part.bytes) + " bytes are " +
+                           std::to_string(ChunkCount(part.bytes)) + " chunks, not " +
+                           std::to_string(chunks));
+  }
+  for (const Digest& chunk : part.chunks) {
+    if (chunk.IsZero()) return InvalidArgument("a zero chunk digest");
+  }
+  return OkStatus();
+}
+
+// A part of this role, of exactly this size.
+Status CheckRole(const TensorEntry& tensor, const std::string& role, int64_t bytes) {
+  const auto it = tensor.parts.find(role);
+  if (it == tensor.parts.end()) return InvalidArgument("part '" + role + "' is missing");
+  if (it->second.bytes != bytes) {
+    return InvalidArgument("part '" + role + "' has " + std::to_string(it->second.bytes) +
+                           " bytes, shape and dtype make " + std::to_string(bytes));
+  }
+  return CheckPart(it->second, kMaxTensorBytes).WithContext("part '" + role + "'");
+}
+
+Status CheckShape(const TensorEntry& tensor) {
+  if (static_cast<int64_t>(tensor.shape.size()) > kMaxRank) {
+    return InvalidArgument("rank " + std::to_string(tensor.shape.size()) + " is over " +
+                           std::to_string(kMaxRank));
+  }
+  // The product of the non-zero sizes is bounded too, so that no order of multiplication overflows.
+  int64_t bytes = DTypeSize(tensor.dtype);
+  for (const int64_t size : tensor.shape) {
+    if (size < 0) return InvalidArgument("negative size in the shape");
+    if (size > 0 && __builtin_mul_overflow(bytes, size, &bytes)) bytes = kMaxTensorBytes + 1;
+    if (bytes > kMaxTensorBytes) return InvalidArgument("larger than 4 TiB");
+  }
+  return OkStatus();
+}
+
+Status CheckAlias(const Manifest& manifest, const TensorEntry& tensor) {
+  if (!tensor.parts.empty() || tensor.codec != Codec::kRaw || !tensor.content.IsZero()) {
+    return InvalidArgument("an alias has no parts, codec or content");
+  }
+  const TensorEntry* target = manifest.Find(tensor.alias_of);
+  if (target == nullptr) return InvalidArgument("alias of an unknown tensor");
+  if (!target->alias_of.empty()) return InvalidArgument("alias of an alias");
+  if (target->dtype != tensor.dtype || target->shape != tensor.shape) {
+    return InvalidArgument("alias of a tensor of another dtype or shape");
+  }
+  return OkStatus();
+}
+
+Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
+  STOCKPOT_RETURN_IF_ERROR(CheckShape(tensor));
+  if (!tensor.alias_of.empty()) return CheckAlias(manifest, tensor);
+  if (tensor.codec != Codec::kRaw && !manifest.base) {
+    return InvalidArgument("codec '" + std::string(CodecName(tensor.codec)) +
+                           "' needs an artifact with a base");
+  }
+  if ((tensor.codec == Codec::kBase) == tensor.content.IsZero()) {
+    return InvalidArgument("'content' belongs to codec base, and only there");
+  }
+  const size_t parts = tensor.codec == Codec::kBase ? 0 : tensor.codec == Codec::kRaw ? 1 : 2;
+  if (tensor.parts.size() != parts) {
+    return InvalidArgument("codec '" + std::string(CodecName(tensor.codec)) + "' has " +
+                           std::to_string(parts) + " parts, not " +
+                           std::to_string(tensor.parts.size()));
+  }
+  switch (tensor.codec) {
+    case Codec::kBase:
+      return OkStatus();
+    case Codec::kRaw:
+      return CheckRole(tensor, "data", tensor.logical_bytes());
+    case Codec::kBitDelta:
+      break;
+  }
+  if (tensor.shape.size() != 2) return InvalidArgument("bitdelta of a tensor that is not 2-D");
+  if (!IsWeightDType(tensor.dtype))
+    return InvalidArgument("bitdelta of a tensor that is not float");
+  STOCKPOT_RETURN_IF_ERROR(CheckRole(tensor, "signs", SignBytes(tensor.shape[0], tensor.shape[1])));
+  return CheckRole(tensor, "alpha", 4 * tensor.shape[0]);
+}
+
+// What must hold between kind, base, run and step.
+Status CheckOrigin(const Manifest& manifest) {
+  const bool is_base = manifest.kind == ArtifactKind::kBase;
+  if (is_base == manifest.base.has_value()) {
+    return InvalidArgument("every artifact but a base, and no base, has a base");
+  }
+  if (manifest.base && manifest.base->IsZero()) return InvalidArgument("a zero base digest");
+  if (manifest.run.empty() != (manifest.step == -1) || manifest.step < -1) {
+    return InvalidArgument("run and step come together; a step is at least 0");
+  }
+  if (!manifest.run.empty() && !IsValidRunName(manifest.run)) {
+    return InvalidArgument("not a run name");
+  }
+  const bool of_run =
+      manifest.kind == ArtifactKind::kCheckpoint || manifest.kind == ArtifactKind::kMerge;
+  if (of_run && manifest.run.empty()) return InvalidArgument("a checkpoint or merge has a run");
+  if (is_base && !manifest.run.empty()) return InvalidArgument("a base has no run");
+  return OkStatus();
+}
+
+Status CheckFilesAndAttributes(const Manifest& manifest) {
+  if (static_cast<int64_t>(manifest.files.size()) > kMaxConfigFiles) {
+    return InvalidArgument("more than " + std::to_string(kMaxConfigFiles) + " files");
+  }
+  for (const auto& [name, part] : manifest.files) {
+    if (!IsValidFileName(name)) return InvalidArgument("a file name that is not a plain name");
+    STOCKPOT_RETURN_IF_ERROR(CheckPart(part, kMaxConfigFileBytes).WithContext("file " + name));
+  }
+  if (static_cast<int64_t>(manifest.attributes.size()) > kMaxAttributes) {
+    return InvalidArgument("more than " + std::to_string(kMaxAttributes) + " attributes");
+  }
+  for (const auto& [key, value] : manifest.attributes) {
+    if (!IsPrintableName(key, kMaxAttributeKeyBytes)) {
+      return InvalidArgument("an attribute key that is empty, too long or not printable");
+    }
+    if (static_cast<int64_t>(value.size()) > kMaxAttributeBytes || !IsValidUtf8(value)) {
+      return InvalidArgument("attribute '" + key + "' is too long or not UTF-8");
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+std::string_view ArtifactKindName(ArtifactKind kind) {
+  return kKindNames[static_cast<size_t>(kind)];
+}
+
+Result<ArtifactKind> ArtifactKindFromName(std::string_view name) {
+  for (size_t i = 0; i < kKindNames.size(); ++i) {
+    if (kKindNames[i] == name) return static_cast<ArtifactKind>(i);
+  }
+  return InvalidArgument("unknown kind of artifact");
+}
+
+std::string_view CodecName(Codec codec) { return kCodecNames[static_cast<size_t>(codec)]; }
+
+Result<Codec> CodecFromName(std::string_view name) {
+  for (size_t i = 0; i < kCodecNames.size(); ++i) {
+    if (kCodecNames[i] == name) return static_cast<Codec>(i);
+  }
+  return InvalidArgument("unknown codec");
+}
+
+int64_t TensorEntry::elements() const {
+  int64_t elements = 1;
+  for (const int64_t size : shape) elements *= size;
+  return elements;
+}
+
+int64_t TensorEntry::logical_bytes() const { return elements() * DTypeSize(dtype); }
+
+int64_t TensorEntry::stored_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [role, part] : parts) bytes += part.bytes;
+  return bytes;
+}
+
+const TensorEntry* Manifest::Find(std::string_view name) const {
+  const auto it = std::lower_bound(
+      tensors.begin(), tensors.end(), name,
+      [](const TensorEntry& entry, std::string_view wanted) { return entry.name < wanted; });
+  return it != tensors.end() && it->name == name ? &*it : nullptr;
+}
+
+const TensorEntry* Manifest::Resolve(std::string_view name) const {
+  const TensorEntry* entry = Find(name);
+  return entry != nullptr && !entry->alias_of.empty() ? Find(entry->alias_of) : entry;
+}
+
+int64_t Manifest::logical_bytes() const {
+  int64_t bytes = 0;
+  for (const TensorEntry& tensor : tensors) bytes += tensor.logical_bytes();
+  return bytes;
+}
+
+int64_t Manifest::stored_bytes() const {
+  int64_t bytes = 0;
+  for (const TensorEntry& tensor : tensors) bytes += tensor.stored_bytes();
+  for (const auto& [name, part] : files) bytes += part.bytes;
+  return bytes;
+}
+
+Status Manifest::Validate() const {
+  STOCKPOT_RETURN_IF_ERROR(CheckOrigin(*this).WithContext("manifest"));
+  STOCKPOT_RETURN_IF_ERROR(CheckFilesAndAttributes(*this).WithContext("manifest"));
+  if (static_cast<int64_t>(tensors.size()) > kMaxTensors) {
+    return InvalidArgument("manifest: more than " + std::to_string(kMaxTensors) + " tensors");
+  }
+  // Names and their order first: Find() relies on them.
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& name = tensors[i].name;
+    if (!IsPrintableName(name, kMaxNameBytes)) {
+      return InvalidArgument("manifest: the name of tensor " + std::to_string(i) +
+                             " is empty, over 512 bytes, or not printable UTF-8");
+    }
+    if (i > 0 && !(tensors[i - 1].name < name)) {
+      return InvalidArgument("manifest: tensor '" + name + "' is there twice or out of order");
+    }
+  }
+  for (const TensorEntry& tensor : tensors) {
+    const Status status = CheckTensor(*this, tensor);
+    if (!status.ok()) return status.WithContext("manifest: tensor '" + tensor.name + "'");
+  }
+  return OkStatus();
+}
+
+Digest Manifest::digest() const { return Sha256(ToJson()); }
+
+}  // namespace stockpot

@@ -1,0 +1,125 @@
+#include "store/policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace stockpot {
+namespace {
+
+// Null: the step does not have the metric, or not as a number.
+const double* FindMetric(const StepRecord& step, const std::string& metric) {
+  const auto it = step.metrics.find(metric);
+  if (it == step.metrics.end() || !std::isfinite(it->second)) return nullptr;
+  return &it->second;
+}
+
+std::string ExactDouble(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+}  // namespace
+
+const StepRecord* BestStep(const RunConfig& config, const std::vector<StepRecord>& steps) {
+  const StepRecord* best = nullptr;
+  double best_value = 0;
+  for (const StepRecord& step : steps) {
+    const double* metric = FindMetric(step, config.best_metric);
+    if (step.kind != ArtifactKind::kCheckpoint || metric == nullptr) continue;
+    const bool wins = best == nullptr ||
+                      (config.best_is_lower ? *metric < best_value : *metric > best_value) ||
+                      (*metric == best_value && step.step < best->step);
+    if (!wins) continue;
+    best = &step;
+    best_value = *metric;
+  }
+  return best;
+}
+
+std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
+                                   const std::vector<StepRecord>& previous) {
+  // A checkpoint that arrives late does not merge with what came after it.
+  std::vector<StepRecord> earlier;
+  for (const StepRecord& step : previous) {
+    if (step.kind == ArtifactKind::kCheckpoint && step.step < checkpoint.step) {
+      earlier.push_back(step);
+    }
+  }
+  std::vector<Job> jobs;
+  const RunConfig& config = run.config;
+  if (config.merge_every > 0 && checkpoint.step % config.merge_every == 0 && !earlier.empty()) {
+    const StepRecord* partner = BestStep(config, earlier);
+    if (partner == nullptr) {
+      partner = &*std::max_element(earlier.begin(), earlier.end(),
+                                   [](const auto& a, const auto& b) { return a.step < b.step; });
+    }
+    const MonoSoupOptions options{.energy = config.merge_energy, .rank = config.merge_rank};
+    jobs.push_back(
+        MakeMergeJob(run.name, checkpoint.step, {checkpoint.artifact, partner->artifact}, options));
+  }
+  bool publish = config.publish == PublishPolicy::kEvery;
+  if (config.publish == PublishPolicy::kBest) {
+    std::vector<StepRecord> all = previous;
+    all.push_back(checkpoint);
+    const StepRecord* best = BestStep(config, all);
+    publish = best != nullptr && best->artifact == checkpoint.artifact;
+  }
+  if (publish) jobs.push_back(MakePublishJob(checkpoint.artifact, PublishCodec::kBitDelta, ""));
+  return jobs;
+}
+
+std::vector<Job> JobsForMerge(const Run& run, const StepRecord& merge) {
+  const PublishPolicy policy = run.config.publish;
+  if (policy != PublishPolicy::kEvery && policy != PublishPolicy::kMerges) return {};
+  return {MakePublishJob(merge.artifact, PublishCodec::kBitDelta, "")};
+}
+
+Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name) {
+  Job job;
+  job.kind = JobKind::kPublish;
+  job.args = {{"artifact", artifact.Hex()},
+              {"codec", std::string(PublishCodecName(codec))},
+              {"name", route_name}};
+  job.key = "publish/" + job.args["artifact"] + "/" + job.args["codec"] + "/" + route_name;
+  return job;
+}
+
+Job MakeMergeJob(const std::string& run, int64_t step, const std::vector<Digest>& parents,
+                 const MonoSoupOptions& options) {
+  Job job;
+  job.kind = JobKind::kMerge;
+  std::string joined;
+  for (const Digest& parent : parents) joined += (joined.empty() ? "" : ",") + parent.Hex();
+  job.args = {{"run", run},
+              {"step", std::to_string(step)},
+              {"parents", joined},
+              {"energy", ExactDouble(options.energy)},
+              {"rank", std::to_string(options.rank)},
+              {"force", options.force ? "true" : "false"}};
+  // The same parents in another order make the same merge; other options make another one.
+  std::vector<Digest> sorted = parents;
+  std::sort(sorted.begin(), sorted.end());
+  std::string made = job.args["energy"] + "/" + job.args["rank"] + "/" + job.args["force"];
+  for (const Digest& parent : sorted) made += "/" + parent.Hex();
+  job.key = "merge/" + run + "/" + std::to_string(step) + "/" + Sha256(made).ShortHex();
+  return job;
+}
+
+std::vector<std::string> RouteNamesFor(const StepRecord& source, PublishCodec codec,
+                                       const std::string& given_name, int64_t latest_served_step,
+                                       bool is_best) {
+  if (!given_name.empty()) return {given_name};
+  std::string name = source.run + "@" + std::to_string(source.step);
+  const bool is_merge = source.kind == ArtifactKind::kMerge;
+  if (is_merge) name += ".merge";
+  if (codec == PublishCodec::kDense) return {name + ".full"};
+  std::vector<std::string> names = {name};
+  if (is_merge) return names;
+  if (source.step >= latest_served_step) names.push_back(source.run + "@latest");
+  if (is_best) names.push_back(source.run + "@best");
+  return names;
+}
+
+}  // namespace stockpot
