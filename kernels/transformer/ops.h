@@ -41,6 +41,8 @@ struct PagedKv {
 // values: q row t stands at position `start + t` and sees positions 0 .. start + t.
 // out[t, h] = softmax(q[t, h] . k[:, g(h)] * scale) v[:, g(h)],  g(h) = h / (H / G). All sums in fp32,
 // in an order that depends on the position alone.
+inline constexpr int64_t kMaxHeadDim = 256;  // elements; the caller refuses models with larger heads
+
 struct AttentionArgs {
   ConstFloatMatrix q;  // [T, H * D]
   PagedKv kv;

@@ -1,0 +1,212 @@
+// The 1-bit half of bitdelta_linear: y[t, o] += alpha[o] * sum_i S[o, i] x[t, i]. Included once per
+// SIMD target.
+//
+// A table of a token holds, for each group of 4 columns, the sums of +-x over all sign patterns; a
+// lookup in a register then serves 4 weights of as many output rows as there are lanes
+// (packed_signs.h). Work a group and register: shift, lookup, add. Tables are exact in the sense of
+// float32: 3 additions in a fixed order.
+//
+// A sum of one (t, o) runs over its groups with two accumulators, even and odd groups, added at the
+// end: always the same order, whatever the tile. Tiles: up to 4 blocks of rows for one token (8
+// chains hide the latency of the addition), 2 blocks x 4 tokens where neighbours share a variant
+// (the shift is shared too).
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/bitdelta/linear_plan.h"
+#include "kernels/bitdelta/packed_signs.h"
+
+#if defined(STOCKPOT_LINEAR_DELTA_TOGGLE) == defined(HWY_TARGET_TOGGLE)
+#ifdef STOCKPOT_LINEAR_DELTA_TOGGLE
+#undef STOCKPOT_LINEAR_DELTA_TOGGLE
+#else
+#define STOCKPOT_LINEAR_DELTA_TOGGLE
+#endif
+
+#include <hwy/highway.h>
+
+#include "kernels/bitdelta/linear_base-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace stockpot {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using WordVec = hn::Vec<hn::ScalableTag<uint32_t>>;
+inline constexpr int kTableEntries = kFloatLanes == 8 ? 8 : 16;  // stored for a group
+inline constexpr int kGroupsPerWord = kSignWordColumns / kSignGroupColumns;
+inline constexpr int kVectorsPerBlock = kSignBlockRows / kFloatLanes;
+
+// table[group][entry], entry = folded sign pattern; columns past the end count as 0.
+inline void BuildTable(const float* x, int64_t columns, int64_t column_words, float* table) {
+  for (int64_t g = 0; g < column_words * kGroupsPerWord; ++g) {
+    float group[kSignGroupColumns] = {};
+    const int64_t first = g * kSignGroupColumns;
+    if (first < columns) {
+      std::memcpy(group, x + first, std::min(columns - first, kSignGroupColumns) * sizeof(float));
+    }
+    float* entries = table + g * kTableEntries;
+    for (int j = 0; j < 8; ++j) {
+      const float low = (j & 1 ? group[0] : -group[0]) + (j & 2 ? group[1] : -group[1]);
+      entries[j] = (low + (j & 4 ? group[2] : -group[2])) - group[3];
+      if (kTableEntries == 16) entries[8 + j] = -entries[j];
+    }
+  }
+}
+
+// The table entries that the lowest (after the shift) four bits of every lane name.
+template <int kShift>
+struct GroupIndex {
+#if HWY_MAX_BYTES >= 64
+  explicit HWY_INLINE GroupIndex(WordVec words) : index_(hn::ShiftRight<kShift>(words)) {}
+
+  HWY_INLINE FloatVec Lookup(const float* entries) const {
+    const FloatTag f;
+    return hn::TableLookupLanes(hn::Load(f, entries), LowBits(index_, 15));
+  }
+#elif HWY_MAX_BYTES == 32
+  explicit HWY_INLINE GroupIndex(WordVec words)
+      : index_(hn::ShiftRight<kShift>(words)),
+        flip_(hn::And(hn::ShiftLeft<28 - kShift>(words),
+                      hn::Set(hn::ScalableTag<uint32_t>(), 0x80000000u))) {}
+
+  HWY_INLINE FloatVec Lookup(const float* entries) const {
+    const FloatTag f;
+    const FloatVec sum = hn::TableLookupLanes(hn::Load(f, entries), LowBits(index_, 7));
+    return hn::Xor(sum, hn::BitCast(f, flip_));
+  }
+#else
+  explicit HWY_INLINE GroupIndex(WordVec words) : index_(hn::ShiftRight<kShift>(words)) {}
+
+  // Registers too small for a table: it is read in memory.
+  HWY_INLINE FloatVec Lookup(const float* entries) const {
+    const FloatTag f;
+    const hn::ScalableTag<uint32_t> d32;
+    HWY_ALIGN uint32_t index[kFloatLanes];
+    HWY_ALIGN float sums[kFloatLanes];
+    hn::Store(hn::And(index_, hn::Set(d32, 15)), d32, index);
+    for (int i = 0; i < kFloatLanes; ++i) sums[i] = entries[index[i]];
+    return hn::Load(f, sums);
+  }
+#endif
+
+ private:
+  // The lookup itself ignores higher bits; Highway's debug build insists.
+  static HWY_INLINE auto LowBits(WordVec index, [[maybe_unused]] uint32_t mask) {
+#if HWY_IS_DEBUG_BUILD
+    index = hn::And(index, hn::Set(hn::ScalableTag<uint32_t>(), mask));
+#endif
+    return hn::IndicesFromVec(FloatTag(), index);
+  }
+
+  WordVec index_;
+#if HWY_MAX_BYTES == 32
+  WordVec flip_;
+#endif
+};
+
+// Sums of kVectors registers of output rows x kTokens tokens of one variant.
+template <int kVectors, int kTokens>
+struct DeltaTile {
+  FloatVec sums[kVectors][kTokens][2];
+
+  HWY_INLINE void Clear() {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+      for (int t = 0; t < kTokens; ++t) {
+        sums[v][t][0] = hn::Zero(FloatTag());
+        sums[v][t][1] = hn::Zero(FloatTag());
+      }
+    }
+  }
+
+  template <int kGroup>
+  HWY_INLINE void Add(const WordVec (&words)[kVectors], const float* const (&tables)[kTokens],
+                      int64_t entry) {
+    if constexpr (kGroup < kGroupsPerWord) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const GroupIndex<kGroup * kSignGroupColumns> index(words[v]);
+#pragma GCC unroll 4
+        for (int t = 0; t < kTokens; ++t) {
+          FloatVec& sum = sums[v][t][kGroup % 2];
+          sum = hn::Add(sum, index.Lookup(tables[t] + entry + kGroup * kTableEntries));
+        }
+      }
+      Add<kGroup + 1>(words, tables, entry);
+    }
+  }
+};
+
+// y = y + alpha * sum for the lanes of one register of output rows that exist.
+HWY_INLINE void AddScaled(FloatVec sum, const float* alpha, float* y, int64_t left) {
+  const FloatTag f;
+  const FloatVec scale = hn::Load(f, alpha);
+  if (left >= kFloatLanes) {
+    hn::StoreU(hn::MulAdd(scale, sum, hn::LoadU(f, y)), f, y);
+    return;
+  }
+  if (left <= 0) return;
+  HWY_ALIGN float tail[kFloatLanes] = {};
+  std::memcpy(tail, y, left * sizeof(float));
+  hn::Store(hn::MulAdd(scale, sum, hn::Load(f, tail)), f, tail);
+  std::memcpy(y, tail, left * sizeof(float));
+}
+
+// Row blocks [block, block + kBlocks) for kTokens rows of the batch that share a variant.
+template <int kBlocks, int kTokens>
+HWY_NOINLINE void DeltaBlocks(const PlannedRow* rows, int64_t block) {
+  constexpr int kVectors = kBlocks * kVectorsPerBlock;
+  const PackedSigns::Layout& signs = *rows[0].signs;
+  const hn::ScalableTag<uint32_t> d32;
+  const uint32_t* words[kVectors];
+  const float* tables[kTokens];
+  for (int v = 0; v < kVectors; ++v) {
+    words[v] = signs.block(block + v / kVectorsPerBlock) + v % kVectorsPerBlock * kFloatLanes;
+  }
+  for (int t = 0; t < kTokens; ++t) tables[t] = rows[t].table;
+  DeltaTile<kVectors, kTokens> tile;
+  tile.Clear();
+  for (int64_t w = 0; w < signs.column_words; ++w) {
+    WordVec loaded[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) loaded[v] = hn::Load(d32, words[v] + w * kSignBlockRows);
+    tile.template Add<0>(loaded, tables, w * kGroupsPerWord * kTableEntries);
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t o = block * kSignBlockRows + v * kFloatLanes;
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) {
+      AddScaled(hn::Add(tile.sums[v][t][0], tile.sums[v][t][1]), signs.alpha.data() + o,
+                rows[t].y + o, signs.d_out - o);
+    }
+  }
+}
+
+inline constexpr int kDeltaBlocks = HWY_MAX_BYTES >= 64 ? 4 : 2;   // for one token
+inline constexpr int kSharedTokens = HWY_MAX_BYTES >= 64 ? 4 : 2;  // of one variant
+inline constexpr int kSharedBlocks = HWY_MAX_BYTES >= 64 ? 2 : 1;
+
+// Row blocks [begin, end) of `count` rows of the batch, all of one variant.
+inline void DeltaRows(const PlannedRow* rows, int64_t count, int64_t begin, int64_t end) {
+  for (; count >= kSharedTokens; rows += kSharedTokens, count -= kSharedTokens) {
+    int64_t b = begin;
+    for (; b + kSharedBlocks <= end; b += kSharedBlocks) {
+      DeltaBlocks<kSharedBlocks, kSharedTokens>(rows, b);
+    }
+    for (; b < end; ++b) DeltaBlocks<1, kSharedTokens>(rows, b);
+  }
+  for (; count > 0; ++rows, --count) {
+    int64_t b = begin;
+    for (; b + kDeltaBlocks <= end; b += kDeltaBlocks) DeltaBlocks<kDeltaBlocks, 1>(rows, b);
+    for (; b < end; ++b) DeltaBlocks<1, 1>(rows, b);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace stockpot
+HWY_AFTER_NAMESPACE();
+
+#endif  // per target

@@ -1,0 +1,61 @@
+// Loading weights of any weight dtype as float32 vectors. Included once per SIMD target.
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+
+#if defined(STOCKPOT_WEIGHT_LOAD_TOGGLE) == defined(HWY_TARGET_TOGGLE)
+#ifdef STOCKPOT_WEIGHT_LOAD_TOGGLE
+#undef STOCKPOT_WEIGHT_LOAD_TOGGLE
+#else
+#define STOCKPOT_WEIGHT_LOAD_TOGGLE
+#endif
+
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace stockpot {
+namespace HWY_NAMESPACE {
+
+// Element types by which the kernels are instantiated: distinct although both hold 16 bits.
+struct BF16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+// Calls body(T{}) with T = float, F16 or BF16. REQUIRES: IsWeightDType(dtype).
+template <class Body>
+HWY_INLINE void WithWeightType(DType dtype, const Body& body) {
+  if (dtype == DType::kF32) return body(float{});
+  if (dtype == DType::kF16) return body(F16{});
+  return body(BF16{});
+}
+
+// Lanes(d) consecutive elements from any alignment, exactly, as float32.
+template <class D>
+HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadAsFloat(D d, const float* p) {
+  return hwy::HWY_NAMESPACE::LoadU(d, p);
+}
+
+template <class D>
+HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadAsFloat(D d, const BF16* p) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  const auto wide = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
+  return hn::BitCast(d, hn::ShiftLeft<16>(wide));
+}
+
+template <class D>
+HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadAsFloat(D d, const F16* p) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::Rebind<hwy::float16_t, D> d16;
+  return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace stockpot
+HWY_AFTER_NAMESPACE();
+
+#endif  // per target
