@@ -42,6 +42,7 @@ class DecodePipeline;  // serve/text/decode_pipeline.h
 struct TokenizerLimits {
   static constexpr size_t kMaxJsonBytes = size_t{128} << 20;  // Gemma's tokenizer.json has 33 MB
   static constexpr int32_t kMaxTokenId = (1 << 21) - 1;       // the largest known vocabulary: 262k
+  static constexpr size_t kMaxTokenBytes = 16 << 10;          // one token of the vocabulary
   static constexpr size_t kMaxTextBytes = size_t{16} << 20;   // one Encode
 };
 
