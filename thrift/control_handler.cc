@@ -1,0 +1,213 @@
+#include <algorithm>
+#include <chrono>
+
+#include "store/policy.h"
+#include "thrift/conversions.h"
+#include "thrift/handlers.h"
+
+namespace stockpot {
+namespace {
+
+constexpr size_t kFailedJobsInStatus = 20;
+constexpr int64_t kWatchSliceMs = 200;  // how long a stopping server waits for a watcher
+
+int64_t NowMs() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+class ControlHandler : public rpc::ControlServiceIf {
+ public:
+  ControlHandler(const RpcServerParts& parts, const StopFlag& stopping)
+      : store_(parts.store),
+        ingest_(parts.ingest),
+        pipeline_(parts.pipeline),
+        control_(parts.control),
+        stopping_(stopping),
+        started_ms_(NowMs()) {}
+
+  void merge(rpc::Job& reply, const std::vector<std::string>& ids, const std::string& run,
+             int64_t step, double energy, int64_t rank, bool force) override {
+    Answer([&]() -> Status {
+      if (ids.empty() || static_cast<int64_t>(ids.size()) > rpc_limits::kMaxMergeParents) {
+        return InvalidArgument("a merge has 1.." + std::to_string(rpc_limits::kMaxMergeParents) +
+                               " parents");
+      }
+      if (!(energy > 0 && energy <= 1)) return InvalidArgument("energy must be in (0, 1]");
+      if (rank < 0) return InvalidArgument("rank is negative: 0 goes by energy");
+      std::vector<Digest> parents;
+      std::string target_run = run;
+      int64_t target_step = step;
+      STOCKPOT_RETURN_IF_ERROR(ResolveParents(ids, parents, target_run, target_step));
+      STOCKPOT_RETURN_IF_ERROR(store_.GetRun(target_run).status());
+      STOCKPOT_ASSIGN_OR_RETURN(
+          const Job job,
+          pipeline_.Submit(MakeMergeJob(target_run, target_step, parents,
+                                        {.energy = energy, .rank = rank, .force = force})));
+      reply = WithProgress(job);
+      return OkStatus();
+    });
+  }
+
+  void publish(rpc::Job& reply, const std::string& id, const std::string& codec,
+               const std::string& name) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
+      STOCKPOT_ASSIGN_OR_RETURN(const PublishCodec parsed, PublishCodecFromName(codec));
+      if (!name.empty() && !IsValidRouteName(name)) {
+        return InvalidArgument("'" + name.substr(0, 64) +
+                               "' cannot be a route: 1..256 bytes, no control characters");
+      }
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(id));
+      STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
+      if (manifest.kind != ArtifactKind::kCheckpoint && manifest.kind != ArtifactKind::kMerge) {
+        return InvalidArgument("'" + id + "' is a " + std::string(ArtifactKindName(manifest.kind)) +
+                               ": checkpoints and merges are published");
+      }
+      STOCKPOT_ASSIGN_OR_RETURN(const Job job,
+                                pipeline_.Submit(MakePublishJob(digest, parsed, name)));
+      reply = WithProgress(job);
+      return OkStatus();
+    });
+  }
+
+  void job(rpc::Job& reply, const std::string& key) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(key, "the job's key"));
+      const std::optional<Job> job = store_.GetJob(key);
+      if (!job) return NotFound("there is no job '" + key + "'");
+      reply = WithProgress(*job);
+      return OkStatus();
+    });
+  }
+
+  void jobs(std::vector<rpc::Job>& reply) override {
+    Answer([&]() -> Status {
+      for (const Job& job : store_.ListJobs()) reply.push_back(WithProgress(job));
+      return OkStatus();
+    });
+  }
+
+  void unpublish(const std::string& name) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(name, "the route's name"));
+      const std::optional<Route> route = store_.GetRoute(name);
+      if (!route) return NotFound("there is no route '" + name + "': `stockpot routes` lists them");
+      Commit commit;
+      commit.routes.push_back(
+          {.name = name, .to = {}, .expected = route->variant, .by = "operator"});
+      commit.events.push_back({.type = "route",
+                               .subject = name,
+                               .fields = {{"variant", ""}, {"was", route->variant.Hex()}}});
+      return store_.Apply(std::move(commit)).status();
+    });
+  }
+
+  void routes(std::vector<rpc::Alias>& reply) override {
+    Answer([&]() -> Status {
+      for (const Route& route : store_.ListRoutes()) reply.push_back(ToRpc(route));
+      return OkStatus();
+    });
+  }
+
+  void status(rpc::DaemonStatus& reply) override {
+    Answer([&]() -> Status {
+      reply.version = control_.version;
+      reply.uptime_ms = NowMs() - started_ms_;
+      const StoreUsage usage = store_.Usage();
+      reply.runs = static_cast<int64_t>(store_.ListRuns().size());
+      reply.artifacts = usage.artifacts;
+      reply.chunks = usage.chunks;
+      reply.chunk_bytes = usage.chunk_bytes;
+      reply.pack_bytes = usage.pack_bytes;
+      reply.open_sessions = ingest_.open_sessions();
+      AddJobs(reply.jobs);
+      if (control_.describe) control_.describe(reply);
+      return OkStatus();
+    });
+  }
+
+  void watch(std::vector<rpc::Event>& reply, int64_t since, int32_t limit,
+             int32_t timeout_ms) override {
+    Answer([&]() -> Status {
+      if (since < 0) return InvalidArgument("since is negative: 0 starts at the first event");
+      if (limit < 1 || limit > rpc_limits::kMaxWatchEvents) {
+        return InvalidArgument("limit must be 1.." + std::to_string(rpc_limits::kMaxWatchEvents));
+      }
+      int64_t left_ms = std::clamp(timeout_ms, 0, rpc_limits::kMaxWatchMs);
+      while (left_ms > 0 && !stopping_.load()) {
+        const int64_t slice_ms = std::min(left_ms, kWatchSliceMs);
+        if (store_.WaitForEvents(since, slice_ms)) break;
+        left_ms -= slice_ms;
+      }
+      for (const Event& event : store_.EventsSince(since, limit)) reply.push_back(ToRpc(event));
+      return OkStatus();
+    });
+  }
+
+  void scrub(rpc::ScrubReply& reply) override {
+    Answer([&]() -> Status {
+      STOCKPOT_ASSIGN_OR_RETURN(const ScrubReport report, store_.Scrub(nullptr));
+      reply = ToRpc(report);
+      return OkStatus();
+    });
+  }
+
+ private:
+  // `run` and `step` are filled in from the parents where the caller left them open.
+  Status ResolveParents(const std::vector<std::string>& ids, std::vector<Digest>& parents,
+                        std::string& run, int64_t& step) const {
+    const bool step_is_open = step < 0;
+    for (const std::string& id : ids) {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "an id"));
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(id));
+      STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
+      if (manifest.kind != ArtifactKind::kCheckpoint && manifest.kind != ArtifactKind::kMerge) {
+        return InvalidArgument("'" + id + "' is a " + std::string(ArtifactKindName(manifest.kind)) +
+                               ": checkpoints and merges are merged");
+      }
+      if (std::find(parents.begin(), parents.end(), digest) != parents.end()) {
+        return InvalidArgument("'" + id + "' is named twice");
+      }
+      parents.push_back(digest);
+      if (run.empty()) run = manifest.run;
+      if (step_is_open) step = std::max(step, manifest.step);
+    }
+    return OkStatus();
+  }
+
+  rpc::Job WithProgress(const Job& job) const {
+    rpc::Job out = ToRpc(job);
+    const Pipeline::Progress progress = pipeline_.progress();
+    if (job.state == JobState::kRunning && progress.key == job.key) out.share = progress.share;
+    return out;
+  }
+
+  void AddJobs(std::vector<rpc::Job>& out) const {
+    std::vector<Job> jobs = store_.ListJobs();
+    size_t failed = std::count_if(jobs.begin(), jobs.end(),
+                                  [](const Job& job) { return job.state == JobState::kFailed; });
+    for (const Job& job : jobs) {
+      if (job.state == JobState::kDone) continue;
+      if (job.state == JobState::kFailed && failed-- > kFailedJobsInStatus) continue;
+      out.push_back(WithProgress(job));
+    }
+  }
+
+  CheckpointStore& store_;
+  Ingest& ingest_;
+  Pipeline& pipeline_;
+  const DaemonControl control_;
+  const StopFlag& stopping_;
+  const int64_t started_ms_;
+};
+
+}  // namespace
+
+std::shared_ptr<rpc::ControlServiceIf> MakeControlHandler(const RpcServerParts& parts,
+                                                          const StopFlag& stopping) {
+  return std::make_shared<ControlHandler>(parts, stopping);
+}
+
+}  // namespace stockpot

@@ -1,0 +1,255 @@
+#include "thrift/conversions.h"
+
+#include <array>
+#include <cmath>
+
+#include "thrift/limits.h"
+
+namespace stockpot {
+namespace {
+
+constexpr std::array kKinds = {ArtifactKind::kBase, ArtifactKind::kCheckpoint, ArtifactKind::kMerge,
+                               ArtifactKind::kVariant, ArtifactKind::kAdapter};
+
+Result<TensorEntry> TensorFromRpc(const rpc::Tensor& tensor) {
+  const std::string what = "tensor '" + tensor.name.substr(0, kMaxNameBytes) + "'";
+  TensorEntry entry;
+  entry.name = tensor.name;
+  const std::optional<DType> dtype = DTypeFromName(tensor.dtype);
+  if (!dtype) return InvalidArgument(what + ": unknown dtype '" + tensor.dtype.substr(0, 32) + "'");
+  entry.dtype = *dtype;
+  entry.shape = tensor.shape;
+  entry.alias_of = tensor.alias_of;
+  STOCKPOT_ASSIGN_OR_RETURN(Part part, PartFromRpc(tensor.data, what));
+  if (entry.alias_of.empty()) {
+    entry.parts["data"] = std::move(part);
+  } else if (part.bytes != 0 || !part.chunks.empty()) {
+    return InvalidArgument(what + ": an alias carries no data");
+  }
+  return entry;
+}
+
+}  // namespace
+
+Result<ArtifactKind> KindFromRpc(rpc::Kind kind) {
+  const auto index = static_cast<size_t>(kind);
+  if (index >= kKinds.size()) {
+    return InvalidArgument("unknown kind " + std::to_string(static_cast<int>(kind)));
+  }
+  return kKinds[index];
+}
+
+Result<RunConfig> RunConfigFromRpc(const rpc::RunConfig& config) {
+  RunConfig out;
+  out.merge_every = config.merge_every;
+  if (out.merge_every < 0) return InvalidArgument("merge_every is negative: 0 turns merges off");
+  STOCKPOT_ASSIGN_OR_RETURN(out.publish, PublishPolicyFromName(config.publish));
+  out.best_metric = config.best_metric;
+  if (out.best_metric.empty() || out.best_metric.size() > kMaxNameBytes) {
+    return InvalidArgument("best_metric must have 1..512 bytes");
+  }
+  out.best_is_lower = config.best_is_lower;
+  out.merge_energy = config.merge_energy;
+  if (!(out.merge_energy > 0 && out.merge_energy <= 1)) {
+    return InvalidArgument("merge_energy must be in (0, 1]");
+  }
+  out.merge_rank = config.merge_rank;
+  if (out.merge_rank < 0) return InvalidArgument("merge_rank is negative: 0 goes by energy");
+  return out;
+}
+
+Result<SessionRequest> SessionRequestFromRpc(const rpc::SessionRequest& request) {
+  SessionRequest out;
+  STOCKPOT_ASSIGN_OR_RETURN(out.kind, KindFromRpc(request.kind));
+  out.run = request.run;
+  out.step = request.step;
+  out.rank = request.rank;
+  out.world = request.world;
+  if (request.__isset.resumed_from) {
+    STOCKPOT_ASSIGN_OR_RETURN(out.resumed_from, Digest::FromRaw(request.resumed_from));
+  }
+  return out;
+}
+
+Result<std::vector<Digest>> DigestsFromRpc(const std::vector<std::string>& raw) {
+  std::vector<Digest> digests;
+  digests.reserve(raw.size());
+  for (const std::string& bytes : raw) {
+    STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, Digest::FromRaw(bytes));
+    digests.push_back(digest);
+  }
+  return digests;
+}
+
+Result<Part> PartFromRpc(const rpc::Part& part, const std::string& what) {
+  Part out;
+  out.bytes = part.bytes;
+  Result<std::vector<Digest>> chunks = DigestsFromRpc(part.chunks);
+  if (!chunks.ok()) return chunks.status().WithContext(what);
+  out.chunks = *std::move(chunks);
+  if (out.bytes < 0 || out.bytes > kMaxTensorBytes ||
+      ChunkCount(out.bytes) != static_cast<int64_t>(out.chunks.size())) {
+    return InvalidArgument(what + ": " + std::to_string(out.bytes) + " bytes cannot be " +
+                           std::to_string(out.chunks.size()) + " chunks");
+  }
+  return out;
+}
+
+Result<ShardCommit> ShardFromRpc(const rpc::Shard& shard) {
+  ShardCommit out;
+  out.tensors.reserve(shard.tensors.size());
+  for (const rpc::Tensor& tensor : shard.tensors) {
+    STOCKPOT_ASSIGN_OR_RETURN(TensorEntry entry, TensorFromRpc(tensor));
+    out.tensors.push_back(std::move(entry));
+  }
+  for (const auto& [name, part] : shard.files) {
+    STOCKPOT_ASSIGN_OR_RETURN(out.files[name],
+                              PartFromRpc(part, "file '" + name.substr(0, kMaxNameBytes) + "'"));
+  }
+  for (const auto& [name, value] : shard.metrics) {
+    if (!std::isfinite(value)) {
+      return InvalidArgument("metric '" + name.substr(0, kMaxNameBytes) + "' is not finite");
+    }
+    out.metrics[name] = value;
+  }
+  return out;
+}
+
+rpc::Kind ToRpc(ArtifactKind kind) {
+  switch (kind) {
+    case ArtifactKind::kBase:
+      return rpc::Kind::BASE;
+    case ArtifactKind::kCheckpoint:
+      return rpc::Kind::CHECKPOINT;
+    case ArtifactKind::kMerge:
+      return rpc::Kind::MERGE;
+    case ArtifactKind::kVariant:
+      return rpc::Kind::VARIANT;
+    case ArtifactKind::kAdapter:
+      return rpc::Kind::ADAPTER;
+  }
+  return rpc::Kind::CHECKPOINT;
+}
+
+rpc::RunConfig ToRpc(const RunConfig& config) {
+  rpc::RunConfig out;
+  out.merge_every = config.merge_every;
+  out.publish = PublishPolicyName(config.publish);
+  out.best_metric = config.best_metric;
+  out.best_is_lower = config.best_is_lower;
+  out.merge_energy = config.merge_energy;
+  out.merge_rank = config.merge_rank;
+  return out;
+}
+
+rpc::Run ToRpc(const Run& run) {
+  rpc::Run out;
+  out.name = run.name;
+  out.base = RawBytes(run.base);
+  out.config = ToRpc(run.config);
+  out.tags = run.tags;
+  out.created_ms = run.created_ms;
+  return out;
+}
+
+rpc::Part ToRpc(const Part& part) {
+  rpc::Part out;
+  out.bytes = part.bytes;
+  for (const Digest& chunk : part.chunks) out.chunks.push_back(RawBytes(chunk));
+  return out;
+}
+
+rpc::Step ToRpc(const StepRecord& step) {
+  rpc::Step out;
+  out.run = step.run;
+  out.step = step.step;
+  out.kind = ToRpc(step.kind);
+  out.artifact = RawBytes(step.artifact);
+  out.metrics = step.metrics;
+  out.committed_ms = step.committed_ms;
+  return out;
+}
+
+rpc::Edge ToRpc(const Edge& edge) {
+  rpc::Edge out;
+  out.type = EdgeTypeName(edge.type);
+  out.child = RawBytes(edge.child);
+  out.parent = RawBytes(edge.parent);
+  return out;
+}
+
+rpc::Alias ToRpc(const Alias& alias) {
+  rpc::Alias out;
+  out.name = alias.name;
+  out.target = RawBytes(alias.artifact);
+  out.moved_ms = alias.moved_ms;
+  out.moved_by = alias.moved_by;
+  return out;
+}
+
+rpc::Alias ToRpc(const Route& route) {
+  rpc::Alias out;
+  out.name = route.name;
+  out.target = RawBytes(route.variant);
+  out.moved_ms = route.moved_ms;
+  out.moved_by = route.moved_by;
+  return out;
+}
+
+rpc::Eval ToRpc(const Eval& eval) {
+  rpc::Eval out;
+  out.task = eval.task;
+  out.metric = eval.metric;
+  out.value = eval.value;
+  out.time_ms = eval.time_ms;
+  out.by = eval.by;
+  return out;
+}
+
+rpc::Job ToRpc(const Job& job) {
+  rpc::Job out;
+  out.key = job.key;
+  out.kind = JobKindName(job.kind);
+  out.state = JobStateName(job.state);
+  out.attempts = job.attempts;
+  out.error = job.error;
+  out.result = job.result;
+  out.share = job.state == JobState::kDone ? 1 : 0;
+  out.arguments = job.args;
+  out.created_ms = job.created_ms;
+  out.finished_ms = job.finished_ms;
+  return out;
+}
+
+rpc::Event ToRpc(const Event& event) {
+  rpc::Event out;
+  out.sequence = event.sequence;
+  out.time_ms = event.time_ms;
+  out.type = event.type;
+  out.subject = event.subject;
+  out.fields = event.fields;
+  return out;
+}
+
+rpc::ScrubReply ToRpc(const ScrubReport& report) {
+  rpc::ScrubReply out;
+  out.chunks = report.chunks;
+  out.bytes = report.bytes;
+  for (const ScrubReport::Damage& damage : report.damaged) {
+    rpc::Damage& entry = out.damaged.emplace_back();
+    entry.chunk = RawBytes(damage.chunk);
+    entry.error = damage.error;
+    entry.needed_by = damage.needed_by;
+  }
+  return out;
+}
+
+rpc::CommitReply ToRpc(const CommitReply& reply) {
+  rpc::CommitReply out;
+  out.artifact = RawBytes(reply.artifact);
+  out.event_sequence = reply.event_sequence;
+  out.existed = reply.existed;
+  return out;
+}
+
+}  // namespace stockpot

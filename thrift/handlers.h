@@ -1,0 +1,46 @@
+// The three services of stockpot.thrift over the store. Internal to thrift/: server.h starts them.
+//
+// A handler checks what came from the wire, calls the store, and turns every failure, an exception
+// of a library included, into rpc::Error. Thread promise: any thread, every method.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "stockpot_rpc/CheckpointService.h"
+#include "stockpot_rpc/ControlService.h"
+#include "stockpot_rpc/LineageService.h"
+#include "thrift/server.h"
+
+namespace stockpot {
+
+// Set once, when the server stops: calls that wait return.
+using StopFlag = std::atomic<bool>;
+
+std::shared_ptr<rpc::CheckpointServiceIf> MakeCheckpointHandler(const RpcServerParts& parts);
+std::shared_ptr<rpc::LineageServiceIf> MakeLineageHandler(const RpcServerParts& parts);
+std::shared_ptr<rpc::ControlServiceIf> MakeControlHandler(const RpcServerParts& parts,
+                                                          const StopFlag& stopping);
+
+// Runs `body` (returning Status) and throws rpc::Error unless it was OK.
+template <typename Body>
+void Answer(Body body);
+void ThrowUnlessOk(const Status& status);
+
+template <typename Body>
+void Answer(Body body) {
+  Status status;
+  try {
+    status = body();
+  } catch (const std::exception& error) {
+    status = Internal(error.what());
+  }
+  ThrowUnlessOk(status);
+}
+
+// InvalidArgument if a name, id or the like is longer than a request's strings may be.
+Status CheckLength(const std::string& text, const char* what);
+
+}  // namespace stockpot

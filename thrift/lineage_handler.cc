@@ -1,0 +1,207 @@
+#include <algorithm>
+
+#include "thrift/conversions.h"
+#include "thrift/handlers.h"
+
+namespace stockpot {
+namespace {
+
+// What a manifest says in short. Immutable, so it is read once.
+struct Summary {
+  ArtifactKind kind = ArtifactKind::kCheckpoint;
+  std::string run;
+  int64_t step = -1;
+  int64_t tensors = 0;
+  int64_t logical_bytes = 0;
+  int64_t stored_bytes = 0;
+  std::map<std::string, std::string> attributes;  // without those of single tensors
+};
+
+constexpr std::string_view kTensorAttribute = "tensor/";
+constexpr size_t kMaxSummaries = 65'536;
+
+Summary Summarise(const Manifest& manifest) {
+  Summary summary{manifest.kind,
+                  manifest.run,
+                  manifest.step,
+                  static_cast<int64_t>(manifest.tensors.size()),
+                  manifest.logical_bytes(),
+                  manifest.stored_bytes(),
+                  {}};
+  for (const auto& [key, value] : manifest.attributes) {
+    if (std::string_view(key).substr(0, kTensorAttribute.size()) == kTensorAttribute) continue;
+    summary.attributes.emplace(key, value);
+  }
+  return summary;
+}
+
+// The names that point at artifacts, read once per call.
+struct NameIndex {
+  std::multimap<Digest, rpc::Alias> aliases;
+  std::multimap<Digest, rpc::Alias> routes;
+
+  explicit NameIndex(const CheckpointStore& store) {
+    for (const Alias& alias : store.ListAliases()) aliases.emplace(alias.artifact, ToRpc(alias));
+    for (const Route& route : store.ListRoutes()) routes.emplace(route.variant, ToRpc(route));
+  }
+};
+
+class LineageHandler : public rpc::LineageServiceIf {
+ public:
+  explicit LineageHandler(const RpcServerParts& parts) : store_(parts.store) {}
+
+  void runs(std::vector<rpc::Run>& reply) override {
+    Answer([&]() -> Status {
+      for (const Run& run : store_.ListRuns()) reply.push_back(ToRpc(run));
+      return OkStatus();
+    });
+  }
+
+  void log(std::vector<rpc::LogEntry>& reply, const std::string& run) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+      STOCKPOT_RETURN_IF_ERROR(store_.GetRun(run).status());
+      const NameIndex names(store_);
+      for (const StepRecord& step : store_.ListSteps(run)) {
+        rpc::LogEntry& entry = reply.emplace_back();
+        entry.step = ToRpc(step);
+        STOCKPOT_ASSIGN_OR_RETURN(entry.artifact, Info(step.artifact, names));
+        entry.artifact.metrics = step.metrics;
+        for (const Edge& edge : store_.Children(step.artifact)) {
+          if (edge.type != EdgeType::kCompressedFrom) continue;
+          STOCKPOT_ASSIGN_OR_RETURN(rpc::ArtifactInfo variant, Info(edge.child, names));
+          entry.variants.push_back(std::move(variant));
+        }
+      }
+      return OkStatus();
+    });
+  }
+
+  void show(rpc::ArtifactInfo& reply, const std::string& id) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(id));
+      STOCKPOT_ASSIGN_OR_RETURN(reply, Info(digest, NameIndex(store_)));
+      STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
+      reply.attributes = manifest.attributes;
+      for (const StepRecord& step : store_.ListSteps(reply.run)) {
+        if (step.artifact == digest) reply.metrics = step.metrics;
+      }
+      return OkStatus();
+    });
+  }
+
+  void aliases(std::vector<rpc::Alias>& reply) override {
+    Answer([&]() -> Status {
+      for (const Alias& alias : store_.ListAliases()) reply.push_back(ToRpc(alias));
+      return OkStatus();
+    });
+  }
+
+  void move_alias(rpc::Alias& reply, const rpc::AliasMove& request) override {
+    Answer([&]() -> Status {
+      STOCKPOT_ASSIGN_OR_RETURN(const AliasMove move, CheckedMove(request));
+      Commit commit;
+      commit.aliases.push_back(move);
+      commit.events.push_back(
+          {.type = "alias",
+           .subject = move.name,
+           .fields = {{"artifact", move.to.IsZero() ? "" : move.to.Hex()}, {"by", move.by}}});
+      STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
+      const std::optional<Alias> now = store_.GetAlias(move.name);
+      reply = ToRpc(now ? *now : Alias{.name = move.name, .moved_by = move.by});
+      return OkStatus();
+    });
+  }
+
+  void resolve(std::string& reply, const std::string& id) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(id));
+      reply = digest.Hex();
+      return OkStatus();
+    });
+  }
+
+ private:
+  Result<AliasMove> CheckedMove(const rpc::AliasMove& request) const {
+    STOCKPOT_RETURN_IF_ERROR(CheckLength(request.id, "the id"));
+    STOCKPOT_RETURN_IF_ERROR(CheckLength(request.by, "'by'"));
+    if (!IsValidRouteName(request.name) || request.name.find('@') != std::string::npos) {
+      return InvalidArgument("'" + request.name.substr(0, 64) +
+                             "' cannot be an alias: 1..256 bytes, no control characters, no '@'");
+    }
+    AliasMove move{.name = request.name, .by = request.by};
+    if (const std::optional<Alias> now = store_.GetAlias(request.name)) {
+      STOCKPOT_ASSIGN_OR_RETURN(const Summary summary, Summarised(now->artifact));
+      if (summary.kind == ArtifactKind::kBase) {
+        return InvalidArgument("'" + request.name + "' is the name of a base: it does not move");
+      }
+    } else if (request.id.empty()) {
+      return NotFound("there is no alias '" + request.name + "'");
+    }
+    if (!request.id.empty()) {
+      STOCKPOT_ASSIGN_OR_RETURN(move.to, store_.ResolveName(request.id));
+    }
+    if (request.__isset.expected) {
+      move.expected = Digest{};
+      if (!request.expected.empty()) {
+        STOCKPOT_ASSIGN_OR_RETURN(move.expected, store_.ResolveName(request.expected));
+      }
+    }
+    return move;
+  }
+
+  Result<Summary> Summarised(const Digest& digest) const {
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = summaries_.find(digest); found != summaries_.end()) {
+        return found->second;
+      }
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
+    Summary summary = Summarise(manifest);
+    const std::lock_guard lock(mutex_);
+    if (summaries_.size() >= kMaxSummaries) summaries_.clear();
+    summaries_.emplace(digest, summary);
+    return summary;
+  }
+
+  Result<rpc::ArtifactInfo> Info(const Digest& digest, const NameIndex& names) const {
+    STOCKPOT_ASSIGN_OR_RETURN(Summary summary, Summarised(digest));
+    rpc::ArtifactInfo info;
+    info.digest = RawBytes(digest);
+    info.kind = ToRpc(summary.kind);
+    info.run = summary.run;
+    info.step = summary.step;
+    info.tensors = summary.tensors;
+    info.logical_bytes = summary.logical_bytes;
+    info.stored_bytes = summary.stored_bytes;
+    info.attributes = std::move(summary.attributes);
+    for (const Edge& edge : store_.Parents(digest)) info.parents.push_back(ToRpc(edge));
+    // A base has a child for every checkpoint: they are the log's business.
+    if (summary.kind != ArtifactKind::kBase) {
+      for (const Edge& edge : store_.Children(digest)) info.children.push_back(ToRpc(edge));
+    }
+    for (auto [i, end] = names.aliases.equal_range(digest); i != end; ++i) {
+      info.aliases.push_back(i->second);
+    }
+    for (auto [i, end] = names.routes.equal_range(digest); i != end; ++i) {
+      info.routes.push_back(i->second);
+    }
+    for (const Eval& eval : store_.ListEvals(digest)) info.evals.push_back(ToRpc(eval));
+    return info;
+  }
+
+  CheckpointStore& store_;
+  mutable std::mutex mutex_;
+  mutable std::map<Digest, Summary> summaries_;  // guarded
+};
+
+}  // namespace
+
+std::shared_ptr<rpc::LineageServiceIf> MakeLineageHandler(const RpcServerParts& parts) {
+  return std::make_shared<LineageHandler>(parts);
+}
+
+}  // namespace stockpot

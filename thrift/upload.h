@@ -1,0 +1,44 @@
+// A model on its way into the store: what `stockpot push`, `stockpot import-base` and the hook
+// share.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+
+#include "store/tensor_source.h"
+#include "thrift/client.h"
+
+namespace stockpot {
+
+struct UploadProgress {
+  int64_t total_bytes = 0;  // of the artifact
+  int64_t done_bytes = 0;   // hashed, and sent where the daemon lacked them
+  int64_t sent_bytes = 0;   // that travelled
+};
+
+struct UploadOptions {
+  std::function<void(const UploadProgress&)> progress;  // null: none; one call at a time
+  const std::atomic<bool>* cancel = nullptr;  // becomes true: the upload ends, Unavailable
+};
+
+struct UploadReport {
+  rpc::CommitReply commit;
+  UploadProgress bytes;
+};
+
+// Opens a session, cuts `source` into chunks, asks which of them the daemon lacks, sends those over
+// all of `clients` at once (one thread and at most 16 MiB of memory each), and commits. On success
+// the artifact is durable and visible. On failure nothing of it is visible; the session is given
+// up. After Unavailable the whole call may be repeated: chunks that arrived are not sent again
+// while the daemon lives. REQUIRES: 1 <= clients.size() <= rpc_limits::kMaxUploadConnections, all
+// of one daemon; Read of `source` may be called from as many threads.
+Result<UploadReport> UploadArtifact(std::span<Client* const> clients,
+                                    const rpc::SessionRequest& request, const TensorSource& source,
+                                    const std::map<std::string, double>& metrics,
+                                    const UploadOptions& options = {});
+
+}  // namespace stockpot
