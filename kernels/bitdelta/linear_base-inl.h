@@ -8,6 +8,12 @@
 // Tile: at most 4 rows of W x 6 tokens with 32 registers (24 accumulators, 4 weights, 1 x), 4 x 3
 // with 16; a single token takes 8 rows, enough independent chains to hide the latency of the FMA.
 //
+// Blocks: tokens of a tile over kColumnBlock columns stay in the L1 cache (6 x 1024 floats = 24
+// KiB) while the rows of a panel pass; the panel stays in L2 while the tiles of the batch pass.
+// Between two column blocks the accumulators wait in memory, whole, so the order of a sum is still
+// the same. What the next panel needs is prefetched during this one: memory must not idle while a
+// batch computes.
+//
 // bf16 is widened two elements at a time: a 32-bit lane holds an even and an odd column, and x is
 // copied once a call into the same order (OrderX). That is one shift or one mask a vector, half of
 // what a widening load costs.
@@ -56,19 +62,18 @@ HWY_INLINE FloatVec WeightHalf(const BF16* p, int half) {
 
 // Copies x [columns] into the order of WeightHalf, zero-padded to a whole step.
 inline void OrderX(const float* x, int64_t columns, bool pairs, float* ordered) {
-  const int64_t padded = (columns + kStep - 1) / kStep * kStep;
-  if (!pairs) {
-    std::memcpy(ordered, x, columns * sizeof(float));
-    std::fill(ordered + columns, ordered + padded, 0.0f);
-    return;
+  const FloatTag f;
+  int64_t c = 0;
+  for (; c + kStep <= columns; c += kStep) {
+    const FloatVec low = hn::LoadU(f, x + c);
+    const FloatVec high = hn::LoadU(f, x + c + kFloatLanes);
+    hn::Store(pairs ? hn::ConcatEven(f, high, low) : low, f, ordered + c);
+    hn::Store(pairs ? hn::ConcatOdd(f, high, low) : high, f, ordered + c + kFloatLanes);
   }
-  for (int64_t c = 0; c < padded; c += kStep) {
-    for (int64_t i = 0; i < kFloatLanes; ++i) {
-      const int64_t even = c + 2 * i;
-      ordered[c + i] = even < columns ? x[even] : 0.0f;
-      ordered[c + kFloatLanes + i] = even + 1 < columns ? x[even + 1] : 0.0f;
-    }
-  }
+  if (c == columns) return;
+  float tail[kStep] = {};
+  std::memcpy(tail, x + c, (columns - c) * sizeof(float));
+  OrderX(tail, kStep, pairs, ordered + c);
 }
 
 // Adds the 128-bit blocks of v up.
@@ -95,20 +100,30 @@ HWY_INLINE auto FoldFour(FloatVec a, FloatVec b, FloatVec c, FloatVec d) {
   return FoldBlocks(f, hn::Add(low, high));
 }
 
+// What one tile works on.
+template <class T>
+struct TileArgs {
+  const T* weight = nullptr;  // row o of W
+  int64_t stride = 0;         // of W
+  int64_t begin = 0;          // columns [begin, end)
+  int64_t end = 0;
+  int64_t ahead = 0;  // elements from a weight to the one to prefetch with it; 0: none
+  const PlannedRow* rows = nullptr;
+  int64_t o = 0;             // the first output
+  float* partial = nullptr;  // the accumulators between column blocks
+  bool first = true;         // column block
+  bool last = true;
+};
+
 template <class T, int kRows, int kTokens>
 struct Tile {
   FloatVec sums[kRows][kTokens];
 
-  HWY_INLINE void Clear() {
+  // One step of columns: w[r][c ...] meets x[t][c ...].
+  HWY_INLINE void Step(const T* const (&w)[kRows], const float* const (&x)[kTokens], int64_t c,
+                       int64_t ahead) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) sums[r][t] = hn::Zero(FloatTag());
-    }
-  }
-
-  // One step of columns: w[r * w_stride] meets x[t][0 .. kStep).
-  HWY_INLINE void Step(const T* const (&w)[kRows], const float* const (&x)[kTokens], int64_t c) {
+    for (int r = 0; r < kRows; ++r) __builtin_prefetch(w[r] + c + ahead, 0, 2);  // into L2
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       FloatVec weights[kRows];
@@ -122,93 +137,174 @@ struct Tile {
       }
     }
   }
+
+  HWY_INLINE void Clear() {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) sums[r][t] = hn::Zero(FloatTag());
+    }
+  }
+
+  HWY_INLINE void Load(const float* partial) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        sums[r][t] = hn::Load(FloatTag(), partial + (r * kTokens + t) * kFloatLanes);
+      }
+    }
+  }
+
+  HWY_INLINE void Save(float* partial) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        hn::Store(sums[r][t], FloatTag(), partial + (r * kTokens + t) * kFloatLanes);
+      }
+    }
+  }
+
+  // Folds every accumulator into its y[t, o + r].
+  HWY_INLINE void Finish(const PlannedRow* rows, int64_t o) const {
+    const hn::FixedTag<float, 4> four;
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+      if constexpr (kRows == 1) {
+        const FloatVec sum = sums[0][t];
+        rows[t].y[o] = hn::GetLane(FoldFour(sum, sum, sum, sum));
+      } else {
+#pragma GCC unroll 2
+        for (int r = 0; r < kRows; r += 4) {
+          hn::StoreU(FoldFour(sums[r][t], sums[r + 1][t], sums[r + 2][t], sums[r + 3][t]), four,
+                     rows[t].y + o + r);
+        }
+      }
+    }
+  }
 };
 
-// y[t, o .. o + kRows) for kTokens rows of the batch.
+// y[t, o .. o + kRows) for kTokens rows of the batch, or a column block's share of it.
 template <class T, int kRows, int kTokens>
-HWY_NOINLINE void DotTile(const T* weight, int64_t stride, int64_t columns, const PlannedRow* rows,
-                          int64_t o) {
+HWY_NOINLINE void DotTile(const TileArgs<T>& args) {
   const T* w[kRows];
   const float* x[kTokens];
-  for (int r = 0; r < kRows; ++r) w[r] = weight + (o + r) * stride;
-  for (int t = 0; t < kTokens; ++t) x[t] = rows[t].x;
+  for (int r = 0; r < kRows; ++r) w[r] = args.weight + r * args.stride;
+  for (int t = 0; t < kTokens; ++t) x[t] = args.rows[t].x;
   Tile<T, kRows, kTokens> tile;
-  tile.Clear();
-  int64_t c = 0;
-  for (; c + kStep <= columns; c += kStep) tile.Step(w, x, c);
-  if (c < columns) {  // a weight row must not be read past its end
+  if (args.first) {
+    tile.Clear();
+  } else {
+    tile.Load(args.partial);
+  }
+  const int64_t ahead = args.ahead;
+  int64_t c = args.begin;
+  for (; c + kStep <= args.end; c += kStep) tile.Step(w, x, c, ahead);
+  if (c < args.end) {  // a weight row must not be read past its end
     T tail[kRows][kStep] = {};
     const T* tail_rows[kRows];
     const float* tail_x[kTokens];
     for (int r = 0; r < kRows; ++r) {
-      std::memcpy(tail[r], w[r] + c, (columns - c) * sizeof(T));
+      std::memcpy(tail[r], w[r] + c, (args.end - c) * sizeof(T));
       tail_rows[r] = tail[r];
     }
     for (int t = 0; t < kTokens; ++t) tail_x[t] = x[t] + c;
-    tile.Step(tail_rows, tail_x, 0);
+    tile.Step(tail_rows, tail_x, 0, 0);
   }
-  const hn::FixedTag<float, 4> four;
-#pragma GCC unroll 8
-  for (int t = 0; t < kTokens; ++t) {
-    if constexpr (kRows == 1) {
-      const FloatVec sum = tile.sums[0][t];
-      rows[t].y[o] = hn::GetLane(FoldFour(sum, sum, sum, sum));
-    } else {
-#pragma GCC unroll 2
-      for (int r = 0; r < kRows; r += 4) {
-        hn::StoreU(FoldFour(tile.sums[r][t], tile.sums[r + 1][t], tile.sums[r + 2][t],
-                            tile.sums[r + 3][t]),
-                   four, rows[t].y + o + r);
-      }
-    }
+  if (args.last) {
+    tile.Finish(args.rows, args.o);
+  } else {
+    tile.Save(args.partial);
   }
 }
 
-// All outputs [begin, end) of kTokens rows.
+inline constexpr int64_t kColumnBlock = 1024;  // columns; a multiple of every kStep
+inline constexpr int64_t kMaxPanelRows = 64;   // rows of W
+inline constexpr int64_t kDecodePanelRows = 16;
+
+// A panel: rows [begin, end) of W, at most kMaxPanelRows, that lie in [begin, range_end).
+struct Panel {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t range_end = 0;
+  int64_t pass = 0;  // this tile of tokens is the pass-th of `passes` over the panel
+  int64_t passes = 1;
+};
+
+// The tile of `kTokens` rows over a panel.
 template <class T, int kTokens>
-void DotTokens(const T* weight, int64_t stride, int64_t columns, const PlannedRow* rows,
-               int64_t begin, int64_t end) {
-  int64_t o = begin;
-  if constexpr (kTokens == 1) {
-    for (; o + 8 <= end; o += 8) DotTile<T, 8, 1>(weight, stride, columns, rows, o);
-  }
-  for (; o + 4 <= end; o += 4) DotTile<T, 4, kTokens>(weight, stride, columns, rows, o);
-  for (; o < end; ++o) DotTile<T, 1, kTokens>(weight, stride, columns, rows, o);
+void DotPanel(const WeightMatrix& weight, const PlannedRow* rows, const Panel& panel) {
+  constexpr int kTall = kTokens == 1 ? 8 : 4;
+  HWY_ALIGN float partial[kMaxPanelRows * kTokens * kFloatLanes];
+  const T* w = static_cast<const T*>(weight.data);
+  const int64_t panel_rows = panel.end - panel.begin;
+  int64_t begin = 0;
+  do {
+    const int64_t end = kTokens == 1 ? weight.cols : std::min(begin + kColumnBlock, weight.cols);
+    TileArgs<T> args{.stride = weight.stride,
+                     .begin = begin,
+                     .end = end,
+                     .rows = rows,
+                     .first = begin == 0,
+                     .last = end == weight.cols};
+    for (int64_t o = panel.begin; o < panel.end;) {
+      const bool tall = o + kTall <= panel.end;
+      const int64_t height = tall ? kTall : 1;
+      args.weight = w + o * weight.stride;
+      args.o = o;
+      args.partial = partial + (o - panel.begin) * kTokens * kFloatLanes;
+      // The passes share the prefetch of the next panel; a single pass looks one tile ahead.
+      const int64_t look = panel.passes == 1 ? height : panel_rows;
+      const bool mine = (o / height) % panel.passes == panel.pass;
+      args.ahead = mine && o + look + height <= panel.range_end ? look * weight.stride : 0;
+      if (tall) {
+        DotTile<T, kTall, kTokens>(args);
+      } else {
+        DotTile<T, 1, kTokens>(args);
+      }
+      o += height;
+    }
+    begin = end;
+  } while (begin < weight.cols);
 }
 
 // Outputs [begin, end) of `rows`, which all read `weight`. Overwrites y.
 template <class T>
 void DotRows(const WeightMatrix& weight, const PlannedRow* rows, int64_t count, int64_t begin,
              int64_t end) {
-  const T* w = static_cast<const T*>(weight.data);
-  while (count > 0) {
-    // Tiles of nearly equal height: 14 tokens are 5 + 5 + 4, not 6 + 6 + 2.
-    const int64_t tiles = (count + kMaxTokens - 1) / kMaxTokens;
-    const int64_t tokens = (count + tiles - 1) / tiles;
-    switch (tokens) {
-      case 1:
-        DotTokens<T, 1>(w, weight.stride, weight.cols, rows, begin, end);
-        break;
-      case 2:
-        DotTokens<T, 2>(w, weight.stride, weight.cols, rows, begin, end);
-        break;
-      case 3:
-        DotTokens<T, 3>(w, weight.stride, weight.cols, rows, begin, end);
-        break;
+  // Tiles of nearly equal height: 14 tokens are 5 + 5 + 4, not 6 + 6 + 2.
+  const int64_t tiles = (count + kMaxTokens - 1) / kMaxTokens;
+  const int64_t panel_rows = tiles > 4 ? kMaxPanelRows : kDecodePanelRows;
+  for (int64_t o = begin; o < end; o += panel_rows) {
+    Panel panel{
+        .begin = o, .end = std::min(o + panel_rows, end), .range_end = end, .passes = tiles};
+    for (int64_t t = 0; t < count; ++panel.pass) {
+      const int64_t tokens = (count - t + tiles - panel.pass - 1) / (tiles - panel.pass);
+      switch (tokens) {
+        case 1:
+          DotPanel<T, 1>(weight, rows + t, panel);
+          break;
+        case 2:
+          DotPanel<T, 2>(weight, rows + t, panel);
+          break;
+        case 3:
+          DotPanel<T, 3>(weight, rows + t, panel);
+          break;
 #if HWY_MAX_BYTES >= 64
-      case 4:
-        DotTokens<T, 4>(w, weight.stride, weight.cols, rows, begin, end);
-        break;
-      case 5:
-        DotTokens<T, 5>(w, weight.stride, weight.cols, rows, begin, end);
-        break;
-      default:
-        DotTokens<T, 6>(w, weight.stride, weight.cols, rows, begin, end);
-        break;
+        case 4:
+          DotPanel<T, 4>(weight, rows + t, panel);
+          break;
+        case 5:
+          DotPanel<T, 5>(weight, rows + t, panel);
+          break;
+        default:
+          DotPanel<T, 6>(weight, rows + t, panel);
+          break;
 #endif
+      }
+      t += tokens;
     }
-    rows += tokens;
-    count -= tokens;
   }
 }
 

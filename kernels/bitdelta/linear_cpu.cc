@@ -54,7 +54,8 @@ void SignBlocks(std::span<const PlannedRow> rows, int64_t begin, int64_t end) {
   for (size_t i = 0; i < rows.size();) {
     size_t j = i;
     while (j < rows.size() && rows[j].signs == rows[i].signs) ++j;
-    DeltaRows(&rows[i], static_cast<int64_t>(j - i), begin, end);
+    const PackedSigns::Layout* after = j < rows.size() ? rows[j].signs : nullptr;
+    DeltaRows(&rows[i], static_cast<int64_t>(j - i), begin, end, after);
     i = j;
   }
 }
@@ -84,10 +85,9 @@ HWY_EXPORT(SignBlocks);
 
 // Limits, in bytes and elements.
 constexpr int64_t kTableBytes = 1 << 20;  // tables of a group of tokens: half of a common L2
-constexpr int64_t kDecodeBlockBytes = 256 << 10;  // of W handed to a thread at a time
-constexpr int64_t kPrefillBlockBytes = 1 << 20;   // more, where many rows read it again
-constexpr int64_t kPrefillRows = 16;              // from here on a batch counts as prefill
+constexpr int64_t kRangeBytes = 1 << 20;  // of W handed to a thread at a time
 constexpr int64_t kRangesPerThread = 4;
+constexpr int64_t kTileBlocks = 4;               // row blocks that the 1-bit half takes together
 constexpr int64_t kPrepareElements = 16 * 1024;  // of x handed to a thread at a time
 constexpr int64_t kMaxTableEntries = 16;
 
@@ -203,14 +203,15 @@ class Call {
     }
   }
 
-  // Row blocks a range: as much of W as the cache shares, four ranges a thread at least.
+  // Row blocks a range: as much of W as stays in the L2 cache, in whole tiles of the 1-bit half,
+  // and several ranges a thread where the layer is large enough.
   int64_t BlockGrain(int64_t blocks) const {
     const int64_t block_bytes =
         std::max<int64_t>(1, kSignBlockRows * args_.base.cols * DTypeSize(args_.base.dtype));
-    const int64_t target = args_.x.rows >= kPrefillRows ? kPrefillBlockBytes : kDecodeBlockBytes;
     const int64_t even = blocks / (kRangesPerThread * threads_.size());
-    const int64_t grain = std::max<int64_t>(1, std::min(target / block_bytes, even));
-    return grain >= 4 ? grain / 4 * 4 : grain;  // whole tiles of the 1-bit half
+    const int64_t tile = std::min<int64_t>(kTileBlocks, blocks / threads_.size());
+    const int64_t grain = std::max({int64_t{1}, tile, std::min(kRangeBytes / block_bytes, even)});
+    return grain >= kTileBlocks ? grain / kTileBlocks * kTileBlocks : grain;
   }
 
   const LinearArgs& args_;

@@ -37,20 +37,49 @@ inline constexpr int kTableEntries = kFloatLanes == 8 ? 8 : 16;  // stored for a
 inline constexpr int kGroupsPerWord = kSignWordColumns / kSignGroupColumns;
 inline constexpr int kVectorsPerBlock = kSignBlockRows / kFloatLanes;
 
-// table[group][entry], entry = folded sign pattern; columns past the end count as 0.
+// Sign of column i of a group in the folded pattern j: bit i, and for the last column bit 3, which
+// also flips the others (packed_signs.h).
+constexpr float PatternSign(int column, int pattern) {
+  const float last = pattern & 8 ? 1.0f : -1.0f;
+  if (column == 3) return last;
+  return ((pattern >> column) & 1 ? 1.0f : -1.0f) * -last;
+}
+
+struct Patterns {
+  alignas(64) float sign[kSignGroupColumns][16];
+  constexpr Patterns() : sign() {
+    for (int column = 0; column < kSignGroupColumns; ++column) {
+      for (int j = 0; j < 16; ++j) sign[column][j] = PatternSign(column, j);
+    }
+  }
+};
+inline constexpr Patterns kPatterns;
+
+// entries[j] = sum of +-group[i] over the signs of pattern j. Products with +-1 are exact.
+HWY_INLINE void BuildGroup(const float* group, float* entries) {
+  const FloatTag f;
+  for (int j = 0; j < kTableEntries; j += kFloatLanes) {
+    FloatVec sum = hn::Mul(hn::Set(f, group[0]), hn::Load(f, kPatterns.sign[0] + j));
+#pragma GCC unroll 3
+    for (int i = 1; i < kSignGroupColumns; ++i) {
+      sum = hn::MulAdd(hn::Set(f, group[i]), hn::Load(f, kPatterns.sign[i] + j), sum);
+    }
+    hn::Store(sum, f, entries + j);
+  }
+}
+
+// table[group][entry]; columns past the end count as 0.
 inline void BuildTable(const float* x, int64_t columns, int64_t column_words, float* table) {
-  for (int64_t g = 0; g < column_words * kGroupsPerWord; ++g) {
+  const int64_t groups = column_words * kGroupsPerWord;
+  const int64_t whole = columns / kSignGroupColumns;
+  for (int64_t g = 0; g < whole; ++g) {
+    BuildGroup(x + g * kSignGroupColumns, table + g * kTableEntries);
+  }
+  for (int64_t g = whole; g < groups; ++g) {
     float group[kSignGroupColumns] = {};
     const int64_t first = g * kSignGroupColumns;
-    if (first < columns) {
-      std::memcpy(group, x + first, std::min(columns - first, kSignGroupColumns) * sizeof(float));
-    }
-    float* entries = table + g * kTableEntries;
-    for (int j = 0; j < 8; ++j) {
-      const float low = (j & 1 ? group[0] : -group[0]) + (j & 2 ? group[1] : -group[1]);
-      entries[j] = (low + (j & 4 ? group[2] : -group[2])) - group[3];
-      if (kTableEntries == 16) entries[8 + j] = -entries[j];
-    }
+    for (int64_t i = first; i < columns; ++i) group[i - first] = x[i];
+    BuildGroup(group, table + g * kTableEntries);
   }
 }
 
@@ -154,9 +183,10 @@ HWY_INLINE void AddScaled(FloatVec sum, const float* alpha, float* y, int64_t le
   std::memcpy(y, tail, left * sizeof(float));
 }
 
-// Row blocks [block, block + kBlocks) for kTokens rows of the batch that share a variant.
+// Row blocks [block, block + kBlocks) for kTokens rows of the batch that share a variant. `next`:
+// the words that will be read after these, to prefetch; there must be as many.
 template <int kBlocks, int kTokens>
-HWY_NOINLINE void DeltaBlocks(const PlannedRow* rows, int64_t block) {
+HWY_NOINLINE void DeltaBlocks(const PlannedRow* rows, int64_t block, const uint32_t* next) {
   constexpr int kVectors = kBlocks * kVectorsPerBlock;
   const PackedSigns::Layout& signs = *rows[0].signs;
   const hn::ScalableTag<uint32_t> d32;
@@ -170,6 +200,10 @@ HWY_NOINLINE void DeltaBlocks(const PlannedRow* rows, int64_t block) {
   tile.Clear();
   for (int64_t w = 0; w < signs.column_words; ++w) {
     WordVec loaded[kVectors];
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) {
+      __builtin_prefetch(next + (w * kBlocks + b) * kSignBlockRows, 0, 2);  // into L2
+    }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) loaded[v] = hn::Load(d32, words[v] + w * kSignBlockRows);
     tile.template Add<0>(loaded, tables, w * kGroupsPerWord * kTableEntries);
@@ -189,20 +223,28 @@ inline constexpr int kDeltaBlocks = HWY_MAX_BYTES >= 64 ? 4 : 2;   // for one to
 inline constexpr int kSharedTokens = HWY_MAX_BYTES >= 64 ? 4 : 2;  // of one variant
 inline constexpr int kSharedBlocks = HWY_MAX_BYTES >= 64 ? 2 : 1;
 
+// Row blocks [begin, end), kTokens rows of one variant, kBlocks blocks at a time. `after`: the
+// variant whose turn is next, or null.
+template <int kBlocks, int kTokens>
+void DeltaRange(const PlannedRow* rows, int64_t begin, int64_t end,
+                const PackedSigns::Layout* after) {
+  const PackedSigns::Layout& signs = *rows[0].signs;
+  const uint32_t* then = after != nullptr ? after->block(begin) : signs.block(begin);
+  int64_t b = begin;
+  for (; b + kBlocks <= end; b += kBlocks) {
+    const bool more = b + 2 * kBlocks <= end;
+    DeltaBlocks<kBlocks, kTokens>(rows, b, more ? signs.block(b + kBlocks) : then);
+  }
+  for (; b < end; ++b) DeltaBlocks<1, kTokens>(rows, b, then);
+}
+
 // Row blocks [begin, end) of `count` rows of the batch, all of one variant.
-inline void DeltaRows(const PlannedRow* rows, int64_t count, int64_t begin, int64_t end) {
+inline void DeltaRows(const PlannedRow* rows, int64_t count, int64_t begin, int64_t end,
+                      const PackedSigns::Layout* after) {
   for (; count >= kSharedTokens; rows += kSharedTokens, count -= kSharedTokens) {
-    int64_t b = begin;
-    for (; b + kSharedBlocks <= end; b += kSharedBlocks) {
-      DeltaBlocks<kSharedBlocks, kSharedTokens>(rows, b);
-    }
-    for (; b < end; ++b) DeltaBlocks<1, kSharedTokens>(rows, b);
+    DeltaRange<kSharedBlocks, kSharedTokens>(rows, begin, end, after);
   }
-  for (; count > 0; ++rows, --count) {
-    int64_t b = begin;
-    for (; b + kDeltaBlocks <= end; b += kDeltaBlocks) DeltaBlocks<kDeltaBlocks, 1>(rows, b);
-    for (; b < end; ++b) DeltaBlocks<1, 1>(rows, b);
-  }
+  for (; count > 0; ++rows, --count) DeltaRange<kDeltaBlocks, 1>(rows, begin, end, after);
 }
 
 }  // namespace HWY_NAMESPACE

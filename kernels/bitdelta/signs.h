@@ -4,10 +4,10 @@
 //   W_ft  ~ W_base + alpha * sign(delta)
 //   alpha = mean |delta|              one float32 per output row (or one for the matrix)
 //
-// Canonical signs (what is stored, hashed, exported and sent): row-major, ceil(d_in / 8) bytes a row
-// with no padding between rows, least significant bit first: bit i of byte w of row r is column
-// 8 * w + i. A bit is 1 where delta >= 0, so sign(0) = +1; this is part of the format. Bits past d_in
-// are 0.
+// Canonical signs (what is stored, hashed, exported and sent): row-major, ceil(d_in / 8) bytes a
+// row with no padding between rows, least significant bit first: bit i of byte w of row r is column
+// 8 * w + i. A bit is 1 where delta >= 0, so sign(0) = +1; this is part of the format. Bits past
+// d_in are 0.
 #pragma once
 
 #include <cstdint>
