@@ -1,29 +1,55 @@
-// Publish: a checkpoint or merge becomes a variant, tensor by tensor (references: BitDelta, the rule in
-// kernels/bitdelta/signs.h).
+// Publish: a checkpoint or merge becomes a variant, tensor by tensor (references: BitDelta, the
+// rule in kernels/bitdelta/signs.h).
 //
-//   identical bytes to the base     -> codec base, 0 bytes
+//   identical values to the base    -> codec base, 0 bytes
 //   2-D linear weight of a block    -> codec bitdelta: sign bits + float32 alpha per output row
-//   anything else that changed      -> codec raw: norms and biases exactly; embeddings and head too
+//   anything else that changed      -> codec raw, exactly: norms, biases, embeddings, head,
+//   routers,
+//                                      3-D experts, weights stored transposed (Conv1D)
 //
-// Which weights are linear layers of a block is decided by structure (rank 2, not an embedding or head,
-// name ends in ".weight", same shape as the base's), never by a substring such as "proj".
+// Which weights are linear layers of a block is decided by structure (store/model_structure.h),
+// never by a substring such as "proj".
+//
+// Dtypes. A raw or bitdelta tensor has the checkpoint's dtype (for bitdelta it says how the decoded
+// weight is rounded on export; the served one is never rounded). A checkpoint may be in another
+// float type than its base (fp32 training from a bf16 base): deltas are taken against the base as
+// it is, and a tensor whose values all equal the base's is codec base with the BASE's dtype.
+//
+// Ties. An alias stays an alias. Where the base ties its head and the checkpoint holds one of its
+// own: equal to the checkpoint's embedding -> alias, else raw, and config.json says so
+// ("tie_word_embeddings": false). Where the base has a head and the checkpoint ties it by leaving
+// it out, the variant gets the alias.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "kernels/base/threads.h"
 #include "store/checkpoint_store.h"
+#include "store/progress.h"
 
 namespace stockpot {
 
 // Builds the variant's manifest and puts its chunks; does not commit. Memory: a few tensors.
-// The gate, InvalidArgument naming the tensor: every tensor of the base is present (or tied) with its
-// shape and nothing is extra; dtypes are float; all values are finite; the artifact's base is the one
-// it is compared with. Records per tensor: changed share and one-bit error, in `attributes`
-// ("tensor/<name>" -> JSON) and the totals ("bytes", "bytes_full", "codec").
+// Deterministic: the same artifact gives the same manifest. `progress` may be null.
+//
+// The gate, InvalidArgument naming the tensor: every tensor of the base is present (or tied) with
+// its shape and nothing is extra; tensors that changed are F32, F16 or BF16 and finite; the
+// artifact is a checkpoint or merge. A vocabulary of another size than the base's is refused in
+// this version.
+//
+// Config files are in the variant where they differ from the base's. Attributes:
+//   "source"         hex digest of the artifact
+//   "codec"          "bitdelta" or "dense"
+//   "bytes"          stored bytes of the variant: tensors and config files
+//   "bytes_full"     logical bytes of the artifact
+//   "coverage"       JSON {"block_elements", "block_compressed", "other_changed"}: elements of the
+//                    linear layers of blocks that changed, how many of these are 1 bit, and how
+//                    many elements beside them changed tensors have (stored exactly)
+//   "tensor/<name>"  per changed tensor, JSON {"role", "bytes", "changed": share of the elements
+//   that
+//                    differ from the base, "error": relative squared error of one bit and one
+//                    scale}
 Result<Manifest> BuildVariant(CheckpointStore& store, const Digest& artifact, PublishCodec codec,
-                              ThreadPool& threads,
-                              const std::function<void(double share)>& progress);
+                              ThreadPool& threads, const ProgressFunction& progress);
 
 }  // namespace stockpot

@@ -1,41 +1,70 @@
-// The durable jobs: merge and publish. One runner thread takes queued jobs in order, does the work, and
-// commits the outcome together with the job's new state, so that a restart resumes exactly what was not
-// finished and does nothing twice.
+// The durable jobs: merge and publish. One runner thread takes queued jobs in order, does the work,
+// and commits the outcome together with the job's new state, so that a restart resumes exactly what
+// was not finished and does nothing twice.
+//
+// One commit each:
+//   publish  variant, edge compressed_from, routes (policy.h RouteNamesFor), job done, events
+//   merge    merged artifact, edges merged_from, step record, follow-up publish jobs (policy.h
+//            JobsForMerge), job done, event
+// A merge whose (run, step) has another merge already is committed without a step record: it is
+// found by its digest, and published under a given name.
+//
+// Events (fields are text; digests hex):
+//   "job"      a job was submitted.        subject: key. fields: kind
+//   "variant"  subject: the variant. fields: variant, source, base, codec, run, step, bytes,
+//   bytes_full,
+//              routes (the names that moved to it, one a line), job. Enough to load it and to serve
+//              it.
+//   "route"    one for each moved name.    subject: name. fields: variant, was ("": none),
+//   source "merge"    subject: the merge. fields: artifact, run, step, parents (by comma),
+//   kept_energy_min, job "publish_refused", "merge_refused"     the gate or the request itself; old
+//   routes stay.
+//              subject: the artifact (merge: run@step). fields: reason, code, job, and the job's
+//              arguments
+//   "publish_failed", "merge_failed"       anything else, after the last attempt. Fields likewise
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
-#include "kernels/base/threads.h"
 #include "store/checkpoint_store.h"
 #include "store/policy.h"
+#include "store/progress.h"
 
 namespace stockpot {
 
-// How a merge is computed; the composition root passes BuildMonoSoup, which brings LibTorch, so that the
-// pipeline itself links without it.
+// How a merge is computed; the composition root passes BuildMonoSoup, which brings LibTorch, so
+// that the pipeline itself links without it.
 using MergeFunction = std::function<Result<Manifest>(
     CheckpointStore&, std::span<const Digest>, const std::string& run, int64_t step,
-    const MonoSoupOptions&, const std::function<void(double)>& progress)>;
+    const MonoSoupOptions&, const ProgressFunction& progress)>;
 
+// Thread promise: any thread.
 class Pipeline {
  public:
   struct Options {
-    MergeFunction merge;
-    int threads = 1;            // of the codecs
-    int max_attempts = 3;       // of a retryable failure; others fail at once
-    Clock clock;
+    MergeFunction merge;   // REQUIRES: set
+    int threads = 1;       // of the codecs
+    int max_attempts = 3;  // of a retryable failure (kernels/base/status.h); others fail at once
+    int64_t backoff_ms = 200;  // before the second attempt; doubles with each
+    Clock clock;               // REQUIRES: set
   };
-  // Starts the runner. `store` must outlive it.
+  // Starts the runner; a job that was running when the last one ended is done again. `store` must
+  // outlive the pipeline.
   Pipeline(CheckpointStore& store, Options options);
-  ~Pipeline();  // finishes nothing: stops after the current tensor, the job stays queued
+  // Stops after the current tensor and finishes nothing: the job stays queued.
+  ~Pipeline();
 
   // Queues (idempotent: a job that is queued, running or done is returned as it is; a failed one is
   // queued again). Returns the job.
   Result<Job> Submit(Job job);
   // Share done of the running job, [0, 1]; empty key: none.
-  struct Progress { std::string key; double share = 0; };
+  struct Progress {
+    std::string key;
+    double share = 0;
+  };
   Progress progress() const;
   // Waits until no job is queued or running, or the timeout; true if idle.
   bool WaitIdle(int64_t timeout_ms);

@@ -1,5 +1,5 @@
-// Where the tensors of one model come from: a Hugging Face folder, an artifact of the store, or memory.
-// The one interface that the model loader, the codecs and the exporter read from.
+// Where the tensors of one model come from: a Hugging Face folder, an artifact of the store, or
+// memory. The one interface that the model loader, the codecs and the exporter read from.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,8 @@ class TensorSource {
 
   // Sorted by name.
   virtual const std::vector<TensorInfo>& tensors() const = 0;
-  // The verified logical bytes [offset, offset + out.size()) of a tensor (of its target, for an alias).
+  // The verified logical bytes [offset, offset + out.size()) of a tensor (of its target, for an
+  // alias).
   virtual Status Read(std::string_view name, int64_t offset, std::span<std::byte> out) const = 0;
   // The contents of config.json and the like. NotFound: there is no such file.
   virtual Result<std::string> ReadFile(std::string_view name) const = 0;
@@ -46,5 +47,8 @@ class TensorSource {
   // The whole tensor.
   Result<std::vector<std::byte>> ReadAll(std::string_view name) const;
 };
+
+// "[576, 1536]", for messages.
+std::string ShapeText(const std::vector<int64_t>& shape);
 
 }  // namespace stockpot

@@ -1,0 +1,279 @@
+#include "store/job_work.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include "store/bitdelta_codec.h"
+
+namespace stockpot {
+namespace {
+
+constexpr int kRouteAttempts = 5;  // of a commit whose routes somebody moved meanwhile
+constexpr std::string_view kMovedBy = "pipeline";
+
+Result<std::string> Argument(const Job& job, const std::string& name) {
+  const auto it = job.args.find(name);
+  if (it == job.args.end())
+    return InvalidArgument("job " + job.key + ": no argument '" + name + "'");
+  return it->second;
+}
+
+Result<int64_t> IntegerArgument(const Job& job, const std::string& name) {
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string text, Argument(job, name));
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return InvalidArgument("job " + job.key + ": argument '" + name + "' is no number");
+  }
+  return value;
+}
+
+Result<double> NumberArgument(const Job& job, const std::string& name) {
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string text, Argument(job, name));
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) {
+    return InvalidArgument("job " + job.key + ": argument '" + name + "' is no number");
+  }
+  return value;
+}
+
+Result<std::vector<Digest>> DigestListArgument(const Job& job, const std::string& name) {
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string text, Argument(job, name));
+  std::vector<Digest> digests;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    STOCKPOT_ASSIGN_OR_RETURN(digests.emplace_back(),
+                              Digest::FromHex(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return digests;
+}
+
+struct MergeArguments {
+  std::vector<Digest> parents;
+  std::string run;
+  int64_t step = -1;
+  MonoSoupOptions options;
+};
+
+Result<MergeArguments> ParseMergeArguments(const Job& job) {
+  MergeArguments args;
+  STOCKPOT_ASSIGN_OR_RETURN(args.parents, DigestListArgument(job, "parents"));
+  STOCKPOT_ASSIGN_OR_RETURN(args.run, Argument(job, "run"));
+  STOCKPOT_ASSIGN_OR_RETURN(args.step, IntegerArgument(job, "step"));
+  STOCKPOT_ASSIGN_OR_RETURN(args.options.energy, NumberArgument(job, "energy"));
+  STOCKPOT_ASSIGN_OR_RETURN(args.options.rank, IntegerArgument(job, "rank"));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string force, Argument(job, "force"));
+  args.options.force = force == "true";
+  return args;
+}
+
+std::optional<StepRecord> FindStep(const CheckpointStore& store, const std::string& run,
+                                   const std::function<bool(const StepRecord&)>& wanted) {
+  if (run.empty()) return std::nullopt;
+  for (StepRecord& step : store.ListSteps(run)) {
+    if (wanted(step)) return std::move(step);
+  }
+  return std::nullopt;
+}
+
+// A merge that names no run belongs to its parents' run, at their last step.
+Status DefaultRunAndStep(const CheckpointStore& store, MergeArguments& args) {
+  if (!args.run.empty()) return OkStatus();
+  for (const Digest& parent : args.parents) {
+    STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store.GetManifest(parent));
+    if (!args.run.empty() && manifest.run != args.run) {
+      return InvalidArgument("the parents are of the runs '" + args.run + "' and '" + manifest.run +
+                             "': name the run the merge belongs to");
+    }
+    args.run = manifest.run;
+    args.step = std::max(args.step, manifest.step);
+  }
+  return OkStatus();
+}
+
+std::string AttributeOr(const Manifest& manifest, const std::string& key) {
+  const auto it = manifest.attributes.find(key);
+  return it == manifest.attributes.end() ? "" : it->second;
+}
+
+std::string CurrentVariantHex(const CheckpointStore& store, const std::string& route) {
+  const std::optional<Route> current = store.GetRoute(route);
+  return current ? current->variant.Hex() : "";
+}
+
+// A commit that lost a race for a route may be made again; everything else is final.
+bool LostRace(const Status& status) { return status.code() == StatusCode::kAlreadyExists; }
+
+}  // namespace
+
+Status JobWork::Do(const Job& job, const ProgressFunction& progress) {
+  return job.kind == JobKind::kMerge ? Merge(job, progress) : Publish(job, progress);
+}
+
+Job JobWork::Finished(Job job, const Digest& result) const {
+  job.state = JobState::kDone;
+  job.error.clear();
+  job.result = result.Hex();
+  job.finished_ms = clock_();
+  return job;
+}
+
+Status JobWork::Publish(const Job& job, const ProgressFunction& progress) {
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string hex, Argument(job, "artifact"));
+  STOCKPOT_ASSIGN_OR_RETURN(const Digest artifact, Digest::FromHex(hex));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string codec_name, Argument(job, "codec"));
+  STOCKPOT_ASSIGN_OR_RETURN(const PublishCodec codec, PublishCodecFromName(codec_name));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string name, Argument(job, "name"));
+  STOCKPOT_ASSIGN_OR_RETURN(const Manifest source, store_.GetManifest(artifact));
+  // Before the work: a name that cannot be served is refused at once.
+  STOCKPOT_RETURN_IF_ERROR(RouteNames(source, artifact, codec, name).status());
+  STOCKPOT_ASSIGN_OR_RETURN(const Manifest variant,
+                            BuildVariant(store_, artifact, codec, threads_, progress));
+  Status status;
+  for (int attempt = 0; attempt < kRouteAttempts; ++attempt) {
+    STOCKPOT_ASSIGN_OR_RETURN(Commit commit, PublishCommit(job, source, artifact, variant, codec));
+    status = store_.Apply(std::move(commit)).status();
+    if (!LostRace(status)) return status;
+  }
+  return Unavailable("the routes keep moving: " + status.message());
+}
+
+Result<std::vector<std::string>> JobWork::RouteNames(const Manifest& source,
+                                                     const Digest& source_digest,
+                                                     PublishCodec codec,
+                                                     const std::string& name) const {
+  if (!name.empty()) {
+    if (!IsValidRouteName(name))
+      return InvalidArgument("'" + name.substr(0, 64) + "' is no route name");
+    const std::optional<Alias> alias = store_.GetAlias(name);
+    if (alias) {
+      STOCKPOT_ASSIGN_OR_RETURN(const Manifest target, store_.GetManifest(alias->artifact));
+      if (target.kind == ArtifactKind::kBase) {
+        return InvalidArgument("'" + name + "' is the name of a base, which answers to it");
+      }
+    }
+  }
+  const std::optional<StepRecord> step = FindStep(
+      store_, source.run, [&](const StepRecord& s) { return s.artifact == source_digest; });
+  if (!step) {
+    if (name.empty()) {
+      return InvalidArgument("artifact " + source_digest.ShortHex() +
+                             " is no step of a run: give a name to serve it under");
+    }
+    return std::vector<std::string>{name};
+  }
+  int64_t latest_step = -1;
+  if (const std::optional<Route> latest = store_.GetRoute(source.run + "@latest")) {
+    STOCKPOT_ASSIGN_OR_RETURN(const Manifest served, store_.GetManifest(latest->variant));
+    latest_step = served.step;
+  }
+  const std::optional<Alias> best = store_.GetAlias(source.run + "@best");
+  return RouteNamesFor(*step, codec, name, latest_step, best && best->artifact == source_digest);
+}
+
+Result<Commit> JobWork::PublishCommit(const Job& job, const Manifest& source,
+                                      const Digest& source_digest, const Manifest& variant,
+                                      PublishCodec codec) const {
+  STOCKPOT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                            RouteNames(source, source_digest, codec, job.args.at("name")));
+  const Digest made = variant.digest();
+  Commit commit;
+  commit.artifacts.push_back(variant);
+  commit.edges.push_back({EdgeType::kCompressedFrom, made, source_digest});
+  commit.jobs.push_back(Finished(job, made));
+  std::string lines;
+  for (const std::string& name : names) lines += (lines.empty() ? "" : "\n") + name;
+  commit.events.push_back({.type = "variant",
+                           .subject = made.Hex(),
+                           .fields = {{"variant", made.Hex()},
+                                      {"source", source_digest.Hex()},
+                                      {"base", source.base->Hex()},
+                                      {"codec", std::string(PublishCodecName(codec))},
+                                      {"run", source.run},
+                                      {"step", std::to_string(source.step)},
+                                      {"bytes", AttributeOr(variant, "bytes")},
+                                      {"bytes_full", AttributeOr(variant, "bytes_full")},
+                                      {"routes", lines},
+                                      {"job", job.key}}});
+  for (const std::string& name : names) {
+    const std::string previous = CurrentVariantHex(store_, name);
+    Digest expected;  // zero: must not exist
+    if (!previous.empty()) {
+      STOCKPOT_ASSIGN_OR_RETURN(expected, Digest::FromHex(previous));
+    }
+    commit.routes.push_back(
+        {.name = name, .to = made, .expected = expected, .by = std::string(kMovedBy)});
+    commit.events.push_back(
+        {.type = "route",
+         .subject = name,
+         .fields = {{"variant", made.Hex()}, {"was", previous}, {"source", source_digest.Hex()}}});
+  }
+  return commit;
+}
+
+Status JobWork::Merge(const Job& job, const ProgressFunction& progress) {
+  STOCKPOT_ASSIGN_OR_RETURN(MergeArguments args, ParseMergeArguments(job));
+  STOCKPOT_RETURN_IF_ERROR(DefaultRunAndStep(store_, args));
+  STOCKPOT_ASSIGN_OR_RETURN(const Run run, store_.GetRun(args.run));
+  STOCKPOT_ASSIGN_OR_RETURN(const Manifest merged, merge_(store_, args.parents, args.run, args.step,
+                                                          args.options, progress));
+  const Digest made = merged.digest();
+  Commit commit;
+  commit.artifacts.push_back(merged);
+  std::sort(args.parents.begin(), args.parents.end());
+  args.parents.erase(std::unique(args.parents.begin(), args.parents.end()), args.parents.end());
+  for (const Digest& parent : args.parents) {
+    commit.edges.push_back({EdgeType::kMergedFrom, made, parent});
+  }
+  const std::optional<StepRecord> other = FindStep(store_, args.run, [&](const StepRecord& s) {
+    return s.kind == ArtifactKind::kMerge && s.step == args.step && s.artifact != made;
+  });
+  if (!other) {
+    const StepRecord step{.run = args.run,
+                          .step = args.step,
+                          .kind = ArtifactKind::kMerge,
+                          .artifact = made,
+                          .committed_ms = clock_()};
+    commit.steps.push_back(step);
+    for (Job& follow_up : JobsForMerge(run, step)) {
+      if (!store_.GetJob(follow_up.key)) commit.jobs.push_back(std::move(follow_up));
+    }
+  }
+  commit.jobs.push_back(Finished(job, made));
+  commit.events.push_back({.type = "merge",
+                           .subject = made.Hex(),
+                           .fields = {{"artifact", made.Hex()},
+                                      {"run", args.run},
+                                      {"step", std::to_string(args.step)},
+                                      {"parents", job.args.at("parents")},
+                                      {"kept_energy_min", AttributeOr(merged, "kept_energy_min")},
+                                      {"job", job.key}}});
+  return store_.Apply(std::move(commit)).status();
+}
+
+Status JobWork::Fail(Job job, const Status& why) {
+  const bool merge = job.kind == JobKind::kMerge;
+  const bool refused =
+      why.code() == StatusCode::kInvalidArgument || why.code() == StatusCode::kCorruption ||
+      why.code() == StatusCode::kNotFound || why.code() == StatusCode::kAlreadyExists;
+  job.state = JobState::kFailed;
+  job.error = why.ToString();
+  job.finished_ms = clock_();
+  Event event;
+  event.type = std::string(merge ? "merge" : "publish") + (refused ? "_refused" : "_failed");
+  event.fields = job.args;
+  event.fields["reason"] = why.message();
+  event.fields["code"] = StatusCodeName(why.code());
+  event.fields["job"] = job.key;
+  event.subject = merge ? job.args["run"] + "@" + job.args["step"] : job.args["artifact"];
+  Commit commit;
+  commit.jobs.push_back(std::move(job));
+  commit.events.push_back(std::move(event));
+  return store_.Apply(std::move(commit)).status();
+}
+
+}  // namespace stockpot

@@ -1,0 +1,39 @@
+// What one job does: from its arguments to the commit that makes its outcome visible. Internal to
+// the pipeline, which adds threads, retries and restarts.
+#pragma once
+
+#include "kernels/base/threads.h"
+#include "store/checkpoint_store.h"
+#include "store/pipeline.h"
+
+namespace stockpot {
+
+// Thread promise: one caller at a time.
+class JobWork {
+ public:
+  JobWork(CheckpointStore& store, const MergeFunction& merge, int threads, const Clock& clock)
+      : store_(store), merge_(merge), clock_(clock), threads_(threads) {}
+
+  // Does the job and commits its outcome, with the job's state kDone. On an error nothing is
+  // visible.
+  Status Do(const Job& job, const ProgressFunction& progress);
+
+  // Commits that the job failed for good, and the event that says so.
+  Status Fail(Job job, const Status& why);
+
+ private:
+  Status Publish(const Job& job, const ProgressFunction& progress);
+  Result<Commit> PublishCommit(const Job& job, const Manifest& source, const Digest& source_digest,
+                               const Manifest& variant, PublishCodec codec) const;
+  Result<std::vector<std::string>> RouteNames(const Manifest& source, const Digest& source_digest,
+                                              PublishCodec codec, const std::string& name) const;
+  Status Merge(const Job& job, const ProgressFunction& progress);
+  Job Finished(Job job, const Digest& result) const;
+
+  CheckpointStore& store_;
+  const MergeFunction& merge_;
+  const Clock& clock_;
+  ThreadPool threads_;
+};
+
+}  // namespace stockpot

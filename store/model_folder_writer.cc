@@ -1,0 +1,238 @@
+// Writing a Hugging Face folder.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "store/manifest.h"
+#include "store/model_structure.h"
+#include "store/safetensors.h"
+
+namespace stockpot {
+namespace {
+
+constexpr int64_t kCopyBytes = int64_t{4} << 20;  // read and written at a time
+constexpr std::string_view kPartialSuffix = ".partial";
+
+// Files that appear together: written as NAME.partial, renamed by Publish in the order they were
+// opened, removed by the destructor otherwise.
+class PendingFiles {
+ public:
+  explicit PendingFiles(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  ~PendingFiles() {
+    CloseFile();
+    std::error_code ignored;
+    for (const std::string& name : names_) std::filesystem::remove(Partial(name), ignored);
+  }
+  PendingFiles(const PendingFiles&) = delete;
+  PendingFiles& operator=(const PendingFiles&) = delete;
+
+  Status Begin(const std::string& name) {
+    fd_ = ::open(Partial(name).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd_ < 0) return ErrnoStatus(errno, Partial(name).string());
+    names_.push_back(name);
+    return OkStatus();
+  }
+
+  Status Append(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoStatus(errno, Partial(names_.back()).string());
+      bytes = bytes.subspan(static_cast<size_t>(n));
+    }
+    return OkStatus();
+  }
+  Status Append(std::string_view text) { return Append(std::as_bytes(std::span(text))); }
+
+  Status End() {
+    if (::fsync(fd_) != 0) return ErrnoStatus(errno, Partial(names_.back()).string());
+    CloseFile();
+    return OkStatus();
+  }
+
+  Status Write(const std::string& name, std::string_view text) {
+    STOCKPOT_RETURN_IF_ERROR(Begin(name));
+    STOCKPOT_RETURN_IF_ERROR(Append(text));
+    return End();
+  }
+
+  Status Publish() {
+    for (const std::string& name : names_) {
+      if (::rename(Partial(name).c_str(), (folder_ / name).c_str()) != 0) {
+        return ErrnoStatus(errno, (folder_ / name).string());
+      }
+    }
+    names_.clear();
+    const int fd = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return ErrnoStatus(errno, folder_.string());
+    const Status status = ::fsync(fd) == 0 ? OkStatus() : ErrnoStatus(errno, folder_.string());
+    ::close(fd);
+    return status;
+  }
+
+ private:
+  std::filesystem::path Partial(const std::string& name) const {
+    return folder_ / (name + std::string(kPartialSuffix));
+  }
+  void CloseFile() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+
+  const std::filesystem::path folder_;
+  std::vector<std::string> names_;
+  int fd_ = -1;
+};
+
+Status RefuseExistingModel(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::directory_iterator entries(folder, error);
+  if (error) return ErrnoStatus(error.value(), folder.string());
+  for (const auto& entry : entries) {
+    const std::string name = entry.path().filename();
+    if (name == "config.json" || name.ends_with(".safetensors") ||
+        name.ends_with(".safetensors.index.json")) {
+      return InvalidArgument(folder.string() + ": holds a model already (" + name + ")");
+    }
+  }
+  return OkStatus();
+}
+
+using TensorList = std::vector<const TensorInfo*>;
+
+// What is written, in the order of the reference writer: wide element types first, so that every
+// tensor is aligned to its element; then by name.
+Result<TensorList> TensorsToWrite(const TensorSource& source) {
+  std::string config;
+  if (Result<std::string> file = source.ReadFile("config.json"); file.ok()) {
+    config = std::move(*file);
+  } else if (file.status().code() != StatusCode::kNotFound) {
+    return file.status();
+  }
+  STOCKPOT_ASSIGN_OR_RETURN(const StructureConfig parsed, ParseStructureConfig(config));
+  TensorList list;
+  for (const TensorInfo& tensor : source.tensors()) {
+    if (!tensor.alias_of.empty() && parsed.ties_embeddings.value_or(false)) continue;
+    list.push_back(&tensor);
+  }
+  std::stable_sort(list.begin(), list.end(), [](const TensorInfo* a, const TensorInfo* b) {
+    return DTypeSize(a->dtype) > DTypeSize(b->dtype);
+  });
+  return list;
+}
+
+// Shards of at most `shard_bytes` of data; a tensor that is longer has a shard of its own.
+std::vector<TensorList> SplitIntoShards(const TensorList& tensors, int64_t shard_bytes) {
+  std::vector<TensorList> shards(1);
+  int64_t bytes = 0;
+  for (const TensorInfo* tensor : tensors) {
+    if (!shards.back().empty() && bytes + tensor->bytes() > shard_bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    shards.back().push_back(tensor);
+    bytes += tensor->bytes();
+  }
+  return shards;
+}
+
+std::string HeaderFor(const TensorList& tensors) {
+  // "format": transformers refuses a file that does not say which framework wrote it.
+  nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};
+  int64_t offset = 0;
+  for (const TensorInfo* tensor : tensors) {
+    header[tensor->name] = {{"dtype", DTypeName(tensor->dtype)},
+                            {"shape", tensor->shape},
+                            {"data_offsets", {offset, offset + tensor->bytes()}}};
+    offset += tensor->bytes();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // the data begins aligned
+  return text;
+}
+
+Status WriteShard(const TensorSource& source, const TensorList& tensors, const std::string& name,
+                  PendingFiles& files) {
+  STOCKPOT_RETURN_IF_ERROR(files.Begin(name));
+  const std::string header = HeaderFor(tensors);
+  const uint64_t length = header.size();
+  STOCKPOT_RETURN_IF_ERROR(files.Append(std::as_bytes(std::span(&length, 1))));
+  STOCKPOT_RETURN_IF_ERROR(files.Append(header));
+  std::vector<std::byte> buffer(static_cast<size_t>(kCopyBytes));
+  for (const TensorInfo* tensor : tensors) {
+    for (int64_t at = 0; at < tensor->bytes(); at += kCopyBytes) {
+      const int64_t n = std::min(kCopyBytes, tensor->bytes() - at);
+      const std::span<std::byte> block = std::span(buffer).first(static_cast<size_t>(n));
+      const Status status = source.Read(tensor->name, at, block);
+      if (!status.ok()) return status.WithContext("tensor '" + tensor->name + "'");
+      STOCKPOT_RETURN_IF_ERROR(files.Append(std::span<const std::byte>(block)));
+    }
+  }
+  return files.End();
+}
+
+std::string ShardName(size_t index, size_t count) {
+  if (count == 1) return "model.safetensors";
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
+  return name;
+}
+
+Status WriteWeights(const TensorSource& source, int64_t shard_bytes, PendingFiles& files) {
+  STOCKPOT_ASSIGN_OR_RETURN(const TensorList tensors, TensorsToWrite(source));
+  const std::vector<TensorList> shards = SplitIntoShards(tensors, shard_bytes);
+  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+  int64_t total = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = ShardName(i, shards.size());
+    STOCKPOT_RETURN_IF_ERROR(WriteShard(source, shards[i], name, files));
+    for (const TensorInfo* tensor : shards[i]) {
+      weight_map[tensor->name] = name;
+      total += tensor->bytes();
+    }
+  }
+  if (shards.size() == 1) return OkStatus();
+  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}},
+                                        {"weight_map", weight_map}};
+  return files.Write("model.safetensors.index.json", index.dump(2));
+}
+
+Status WriteConfigFiles(const TensorSource& source, PendingFiles& files) {
+  std::vector<std::string> names = source.files();
+  // The file that makes a folder a model comes last.
+  std::stable_partition(names.begin(), names.end(),
+                        [](const std::string& name) { return name != "config.json"; });
+  for (const std::string& name : names) {
+    if (!IsPlainFileName(name) || name.ends_with(".safetensors") ||
+        name.ends_with(".safetensors.index.json") || name.ends_with(kPartialSuffix)) {
+      return InvalidArgument("'" + name.substr(0, 64) + "' is no name for a config file");
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(const std::string text, source.ReadFile(name));
+    STOCKPOT_RETURN_IF_ERROR(files.Write(name, text));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Status WriteModelFolder(const TensorSource& source, const std::filesystem::path& folder,
+                        int64_t shard_bytes) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) return ErrnoStatus(error.value(), folder.string());
+  STOCKPOT_RETURN_IF_ERROR(RefuseExistingModel(folder));
+  PendingFiles files(folder);
+  try {  // JSON refuses a name that is not UTF-8
+    STOCKPOT_RETURN_IF_ERROR(WriteWeights(source, shard_bytes, files));
+    STOCKPOT_RETURN_IF_ERROR(WriteConfigFiles(source, files));
+  } catch (const nlohmann::json::exception& e) {
+    return InvalidArgument(folder.string() + ": " + e.what());
+  }
+  return files.Publish();
+}
+
+}  // namespace stockpot

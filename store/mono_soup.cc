@@ -1,0 +1,396 @@
+#include "store/mono_soup.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linalg_eigh.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "store/artifact_source.h"
+#include "store/model_structure.h"
+#include "store/weight_rounding.h"
+
+namespace stockpot {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+std::string Quoted(std::string_view name) { return "tensor '" + std::string(name) + "'"; }
+
+std::string NumberText(double value) { return nlohmann::json(value).dump(); }
+
+Status CheckOptions(const MonoSoupOptions& options) {
+  if (!(options.energy > 0 && options.energy <= 1)) {
+    return InvalidArgument("energy " + NumberText(options.energy) + " is not in (0, 1]");
+  }
+  if (options.rank < 0) {
+    return InvalidArgument("rank " + std::to_string(options.rank) + " is negative");
+  }
+  return OkStatus();
+}
+
+// Sum of squares; NaN or infinity if a value is not finite.
+double SquaredNorm(const float* values, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(values[i]) * values[i];
+  return sum;
+}
+
+// How many of the largest of `ascending` squared singular values are kept.
+TruncationReport ChooseRank(std::span<const double> ascending, const MonoSoupOptions& options) {
+  double total = 0;
+  for (const double w : ascending) total += std::max(w, 0.0);
+  const auto n = static_cast<int64_t>(ascending.size());
+  TruncationReport report{.rank = 0, .kept_energy = 0};
+  double kept = 0;
+  while (report.rank < n) {
+    const bool enough =
+        options.rank > 0 ? report.rank == options.rank : kept >= options.energy * total;
+    if (enough) break;
+    kept += std::max(ascending[static_cast<size_t>(n - 1 - report.rank)], 0.0);
+    ++report.rank;
+  }
+  report.kept_energy = std::min(1.0, kept / total);
+  return report;
+}
+
+// The projection of `delta` on its `rank` largest directions of the side whose eigenvectors
+// (columns, ascending) are given. Where fewer directions are dropped than kept, subtracts the
+// dropped ones.
+at::Tensor Project(const at::Tensor& delta, const at::Tensor& vectors, int64_t rank,
+                   bool of_columns) {
+  const int64_t n = vectors.size(1);
+  const bool drop = n - rank < rank;
+  const at::Tensor basis =
+      drop ? vectors.narrow(1, 0, n - rank) : vectors.narrow(1, n - rank, rank);
+  const at::Tensor part = of_columns ? at::mm(at::mm(delta, basis), basis.t())
+                                     : at::mm(basis, at::mm(basis.t(), delta));
+  return drop ? delta.sub(part) : part;
+}
+
+// Adds the truncated delta to `sum` (float64, [rows, cols]).
+Result<TruncationReport> AddTruncated(const at::Tensor& delta_f32, const MonoSoupOptions& options,
+                                      at::Tensor& sum) {
+  const int64_t rows = delta_f32.size(0);
+  const int64_t cols = delta_f32.size(1);
+  const double norm = SquaredNorm(delta_f32.const_data_ptr<float>(), rows * cols);
+  if (!std::isfinite(norm)) return InvalidArgument("a value is NaN or infinite");
+  if (norm == 0) return TruncationReport{};
+  const int64_t full = std::min(rows, cols);
+  const at::Tensor delta = delta_f32.to(at::kDouble);
+  if (options.rank >= full || (options.rank == 0 && options.energy >= 1)) {
+    sum.add_(delta);
+    return TruncationReport{.rank = full, .kept_energy = 1};
+  }
+  const bool of_columns = cols <= rows;
+  const at::Tensor gram = of_columns ? at::mm(delta.t(), delta) : at::mm(delta, delta.t());
+  const auto [values, vectors] = at::linalg_eigh(gram);
+  const at::Tensor ascending = values.contiguous();
+  const TruncationReport report = ChooseRank(
+      {ascending.const_data_ptr<double>(), static_cast<size_t>(ascending.numel())}, options);
+  if (report.kept_energy < options.energy && options.rank > 0 && !options.force) {
+    return InvalidArgument("rank " + std::to_string(report.rank) + " of " + std::to_string(full) +
+                           " keeps " + NumberText(report.kept_energy) +
+                           " of the update's energy, the floor is " + NumberText(options.energy));
+  }
+  sum.add_(report.rank == full ? delta : Project(delta, vectors, report.rank, of_columns));
+  return report;
+}
+
+Result<std::vector<TruncationReport>> MergeDeltas(int64_t rows, int64_t cols,
+                                                  std::span<const float* const> deltas,
+                                                  const MonoSoupOptions& options,
+                                                  float* merged_delta) {
+  const at::NoGradGuard no_grad;
+  at::Tensor merged = at::from_blob(merged_delta, {rows, cols}, at::kFloat);
+  at::Tensor sum = merged.to(at::kDouble).zero_();
+  std::vector<TruncationReport> reports;
+  for (const float* delta : deltas) {
+    const at::Tensor view = at::from_blob(const_cast<float*>(delta), {rows, cols}, at::kFloat);
+    STOCKPOT_ASSIGN_OR_RETURN(const TruncationReport report, AddTruncated(view, options, sum));
+    reports.push_back(report);
+  }
+  merged.copy_(sum.div_(static_cast<double>(deltas.size())));
+  return reports;
+}
+
+// One parent or the base: its manifest and its values.
+struct Model {
+  Manifest manifest;
+  std::unique_ptr<TensorSource> source;
+};
+
+Result<Model> OpenModel(const CheckpointStore& store, const Digest& digest) {
+  Model model;
+  STOCKPOT_ASSIGN_OR_RETURN(model.manifest, store.GetManifest(digest));
+  STOCKPOT_ASSIGN_OR_RETURN(model.source, OpenArtifact(store, digest));
+  return model;
+}
+
+Result<Bytes> ReadWeights(const Model& model, const std::string& name) {
+  return model.source->ReadAll(name);
+}
+
+// The name of the stored bytes, where the tensor is stored raw; zero: it is not.
+Digest RawContent(const Model& model, const std::string& name) {
+  const TensorEntry* entry = model.manifest.Resolve(name);
+  if (entry == nullptr || entry->codec != Codec::kRaw) return {};
+  return entry->parts.at("data").digest();
+}
+
+class MonoSoupBuilder {
+ public:
+  MonoSoupBuilder(CheckpointStore& store, const MonoSoupOptions& options,
+                  const ProgressFunction& progress)
+      : store_(store), options_(options), progress_(progress) {}
+
+  Result<Manifest> Build(std::span<const Digest> parents, const std::string& run, int64_t step) {
+    STOCKPOT_RETURN_IF_ERROR(CheckOptions(options_));
+    STOCKPOT_RETURN_IF_ERROR(Open(parents));
+    STOCKPOT_RETURN_IF_ERROR(CheckSameTensors());
+    merged_.run = run;
+    merged_.step = step;
+    const Manifest& first = parents_.front().manifest;
+    merged_.files = first.files;
+    const double all_bytes = static_cast<double>(std::max<int64_t>(1, first.logical_bytes()));
+    int64_t done_bytes = 0;
+    for (const TensorEntry& entry : first.tensors) {
+      if (progress_) {
+        STOCKPOT_RETURN_IF_ERROR(progress_(static_cast<double>(done_bytes) / all_bytes));
+      }
+      done_bytes += entry.logical_bytes();
+      const Status status = AddTensor(entry);
+      if (!status.ok()) return status.WithContext(Quoted(entry.name));
+    }
+    AddAttributes(parents);
+    STOCKPOT_RETURN_IF_ERROR(merged_.Validate());
+    return std::move(merged_);
+  }
+
+ private:
+  Status Open(std::span<const Digest> parents) {
+    if (parents.empty()) return InvalidArgument("a merge needs a checkpoint");
+    for (const Digest& parent : parents) {
+      STOCKPOT_ASSIGN_OR_RETURN(Model model, OpenModel(store_, parent));
+      const ArtifactKind kind = model.manifest.kind;
+      if (kind != ArtifactKind::kCheckpoint && kind != ArtifactKind::kMerge) {
+        return InvalidArgument("artifact " + parent.ShortHex() + " is a " +
+                               std::string(ArtifactKindName(kind)) +
+                               ": only checkpoints and merges are merged");
+      }
+      if (!parents_.empty() && model.manifest.base != parents_.front().manifest.base) {
+        return InvalidArgument("artifact " + parent.ShortHex() + " has another base than " +
+                               parents.front().ShortHex());
+      }
+      parents_.push_back(std::move(model));
+    }
+    const Digest base = *parents_.front().manifest.base;
+    STOCKPOT_ASSIGN_OR_RETURN(base_, OpenModel(store_, base));
+    merged_.kind = ArtifactKind::kMerge;
+    merged_.base = base;
+    std::string config_text;
+    if (Result<std::string> file = parents_.front().source->ReadFile("config.json"); file.ok()) {
+      config_text = std::move(*file);
+    } else if (file.status().code() != StatusCode::kNotFound) {
+      return file.status();
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(StructureConfig config, ParseStructureConfig(config_text));
+    structure_ = std::make_unique<ModelStructure>(std::move(config), base_.source->tensors());
+    return OkStatus();
+  }
+
+  // Against the first parent, which decides; completeness against the base is the publish gate's.
+  Status CheckSameTensors() const {
+    const Model& first = parents_.front();
+    for (const Model& other : std::span(parents_).subspan(1)) {
+      for (const TensorInfo& tensor : other.source->tensors()) {
+        if (first.source->Find(tensor.name) == nullptr) {
+          return InvalidArgument(Quoted(tensor.name) + " is in one parent and not in the first");
+        }
+      }
+      for (const TensorInfo& tensor : first.source->tensors()) {
+        const TensorInfo* found = other.source->Find(tensor.name);
+        if (found == nullptr) {
+          return InvalidArgument(Quoted(tensor.name) + " is missing in one of the parents");
+        }
+        if (found->shape != tensor.shape) {
+          return InvalidArgument(Quoted(tensor.name) + " has shape " + ShapeText(tensor.shape) +
+                                 " in the first parent and " + ShapeText(found->shape) +
+                                 " in another");
+        }
+      }
+    }
+    return OkStatus();
+  }
+
+  bool TiedInAll(const std::string& name, const std::string& target) const {
+    return std::all_of(parents_.begin(), parents_.end(), [&](const Model& parent) {
+      return parent.source->Find(name)->alias_of == target;
+    });
+  }
+
+  // The same bytes in all parents; if `and_base`, in the base too.
+  bool AllSame(const TensorEntry& entry, bool and_base) const {
+    const Digest content = RawContent(parents_.front(), entry.name);
+    if (content.IsZero()) return false;
+    const auto same = [&](const Model& model) {
+      const TensorInfo* info = model.source->Find(entry.name);
+      return info != nullptr && info->dtype == entry.dtype &&
+             RawContent(model, entry.name) == content;
+    };
+    return std::all_of(parents_.begin(), parents_.end(), same) && (!and_base || same(base_));
+  }
+
+  Status AddTensor(const TensorEntry& entry) {
+    if (!entry.alias_of.empty() && TiedInAll(entry.name, entry.alias_of)) {
+      merged_.tensors.push_back(entry);
+      return OkStatus();
+    }
+    const TensorInfo* base = base_.source->Find(entry.name);
+    const bool matrix = entry.shape.size() == 2 && entry.elements() > 0 &&
+                        structure_->RoleOf(entry.name, entry.shape) != TensorRole::kTable;
+    TensorEntry made{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
+    if (AllSame(entry, matrix)) {
+      made.parts["data"] = parents_.front().manifest.Resolve(entry.name)->parts.at("data");
+      merged_.tensors.push_back(std::move(made));
+      return OkStatus();
+    }
+    std::vector<Bytes> weights;
+    for (const Model& parent : parents_) {
+      const DType dtype = parent.source->Find(entry.name)->dtype;
+      if (!IsWeightDType(dtype)) {
+        return InvalidArgument("differs between the parents, and " + std::string(DTypeName(dtype)) +
+                               " is not F32, F16 or BF16");
+      }
+      STOCKPOT_ASSIGN_OR_RETURN(weights.emplace_back(), ReadWeights(parent, entry.name));
+    }
+    if (matrix && base == nullptr) return InvalidArgument("is not in the base");
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes merged,
+                              matrix ? MergeMatrix(entry, *base, weights) : Mean(entry, weights));
+    STOCKPOT_ASSIGN_OR_RETURN(made.parts["data"], store_.PutBytes(merged));
+    merged_.tensors.push_back(std::move(made));
+    return OkStatus();
+  }
+
+  DType ParentDType(size_t parent, const std::string& name) const {
+    return parents_[parent].source->Find(name)->dtype;
+  }
+
+  Result<Bytes> Mean(const TensorEntry& entry, const std::vector<Bytes>& weights) const {
+    Bytes out(static_cast<size_t>(entry.logical_bytes()));
+    std::vector<DType> dtypes;
+    for (size_t p = 0; p < weights.size(); ++p) dtypes.push_back(ParentDType(p, entry.name));
+    const double count = static_cast<double>(weights.size());
+    bool finite = true;
+    for (int64_t i = 0; i < entry.elements(); ++i) {
+      double sum = LoadWeight(weights[0].data(), dtypes[0], i);  // not 0 + ...: -0 stays -0
+      for (size_t p = 1; p < weights.size(); ++p)
+        sum += LoadWeight(weights[p].data(), dtypes[p], i);
+      finite &= std::isfinite(sum);
+      StoreWeight(sum / count, entry.dtype, out.data(), i);
+    }
+    if (!finite) return InvalidArgument("a value is NaN or infinite");
+    return out;
+  }
+
+  Result<Bytes> MergeMatrix(const TensorEntry& entry, const TensorInfo& base,
+                            const std::vector<Bytes>& weights) {
+    if (!IsWeightDType(base.dtype)) return InvalidArgument("the base's is not F32, F16 or BF16");
+    if (base.shape != entry.shape) {
+      return InvalidArgument("shape " + ShapeText(entry.shape) + ", the base's is " +
+                             ShapeText(base.shape));
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base_bytes, ReadWeights(base_, entry.name));
+    const int64_t n = entry.elements();
+    std::vector<std::vector<float>> deltas;
+    std::vector<const float*> pointers;
+    for (size_t p = 0; p < weights.size(); ++p) {
+      std::vector<float>& delta = deltas.emplace_back(static_cast<size_t>(n));
+      const DType dtype = ParentDType(p, entry.name);
+      for (int64_t i = 0; i < n; ++i) {
+        delta[static_cast<size_t>(i)] =
+            LoadWeight(weights[p].data(), dtype, i) - LoadWeight(base_bytes.data(), base.dtype, i);
+      }
+      pointers.push_back(delta.data());
+    }
+    std::vector<float> merged(static_cast<size_t>(n));
+    STOCKPOT_ASSIGN_OR_RETURN(
+        const std::vector<TruncationReport> reports,
+        MonoSoupMatrix(entry.shape[0], entry.shape[1], pointers, options_, merged.data()));
+    Record(entry.name, reports);
+    const int64_t full = std::min(entry.shape[0], entry.shape[1]);
+    const bool exact = std::all_of(reports.begin(), reports.end(), [&](const auto& report) {
+      return report.rank == full || report.rank == 0;  // 0: W_i is the base
+    });
+    if (exact) return Mean(entry, weights);
+    Bytes out(static_cast<size_t>(entry.logical_bytes()));
+    for (int64_t i = 0; i < n; ++i) {
+      const double weight = LoadWeight(base_bytes.data(), base.dtype, i);
+      StoreWeight(weight + merged[static_cast<size_t>(i)], entry.dtype, out.data(), i);
+    }
+    return out;
+  }
+
+  void Record(const std::string& name, const std::vector<TruncationReport>& reports) {
+    nlohmann::json facts;
+    for (const TruncationReport& report : reports) {
+      facts["rank"].push_back(report.rank);
+      facts["kept_energy"].push_back(std::round(report.kept_energy * 1e6) / 1e6);
+      kept_energy_min_ = std::min(kept_energy_min_, report.kept_energy);
+    }
+    merged_.attributes["tensor/" + name] = facts.dump();
+    ++matrices_;
+  }
+
+  void AddAttributes(std::span<const Digest> parents) {
+    std::string joined;
+    for (const Digest& parent : parents) joined += (joined.empty() ? "" : ",") + parent.Hex();
+    merged_.attributes["method"] = "monosoup";
+    merged_.attributes["energy"] = NumberText(options_.energy);
+    merged_.attributes["rank"] = std::to_string(options_.rank);
+    merged_.attributes["force"] = options_.force ? "true" : "false";
+    merged_.attributes["parents"] = joined;
+    merged_.attributes["matrices"] = std::to_string(matrices_);
+    merged_.attributes["kept_energy_min"] = NumberText(std::round(kept_energy_min_ * 1e6) / 1e6);
+  }
+
+  CheckpointStore& store_;
+  const MonoSoupOptions& options_;
+  const ProgressFunction& progress_;
+  Model base_;
+  std::vector<Model> parents_;
+  std::unique_ptr<ModelStructure> structure_;
+  Manifest merged_;
+  int64_t matrices_ = 0;
+  double kept_energy_min_ = 1;
+};
+
+}  // namespace
+
+Result<std::vector<TruncationReport>> MonoSoupMatrix(int64_t rows, int64_t cols,
+                                                     std::span<const float* const> deltas,
+                                                     const MonoSoupOptions& options,
+                                                     float* merged_delta) {
+  STOCKPOT_RETURN_IF_ERROR(CheckOptions(options));
+  if (rows < 1 || cols < 1 || deltas.empty()) {
+    return InvalidArgument("MonoSoup needs a matrix and at least one delta");
+  }
+  try {
+    return MergeDeltas(rows, cols, deltas, options, merged_delta);
+  } catch (const std::exception& e) {  // c10::Error, std::bad_alloc
+    return Internal(std::string("LibTorch: ") + e.what());
+  }
+}
+
+Result<Manifest> BuildMonoSoup(CheckpointStore& store, std::span<const Digest> parents,
+                               const std::string& run, int64_t step, const MonoSoupOptions& options,
+                               const ProgressFunction& progress) {
+  return MonoSoupBuilder(store, options, progress).Build(parents, run, step);
+}
+
+}  // namespace stockpot
