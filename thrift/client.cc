@@ -1,6 +1,7 @@
 #include "thrift/client.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <thrift/TApplicationException.h>
 #include <thrift/protocol/TMultiplexedProtocol.h>
 #include <thrift/protocol/TProtocolException.h>
@@ -111,7 +112,14 @@ Result<std::unique_ptr<Client>> Client::Connect(std::string_view address,
 
 const RpcAddress& Client::address() const { return address_; }
 
+void Client::Shutdown() {
+  const std::lock_guard lock(mutex_);
+  shut_down_ = true;
+  if (connection_) ::shutdown(connection_->socket->getSocketFD(), SHUT_RDWR);
+}
+
 void Client::Disconnect() {
+  const std::lock_guard lock(mutex_);
   if (!connection_) return;
   try {
     connection_->transport->close();
@@ -123,9 +131,16 @@ void Client::Disconnect() {
 
 Status Client::Ensure() {
   if (connection_ && IsStale(*connection_->socket)) Disconnect();
+  {
+    const std::lock_guard lock(mutex_);
+    if (shut_down_) return Unavailable("the client is shut down");
+  }
   if (connection_) return OkStatus();
   try {
-    connection_ = std::make_unique<Connection>(address_, options_);
+    auto connection = std::make_unique<Connection>(address_, options_);
+    const std::lock_guard lock(mutex_);
+    if (shut_down_) return Unavailable("the client is shut down");
+    connection_ = std::move(connection);
     return OkStatus();
   } catch (const std::exception& error) {
     return Unavailable("no daemon answers at " + address_.ToString() + " (" + error.what() + ")");

@@ -13,7 +13,8 @@
 // the client, since it may have been executed; the next call connects again. Every call of this
 // interface may be repeated by the caller: all of them are idempotent.
 //
-// Thread promise: one thread at a time per Client; make several for several threads.
+// Thread promise: one thread at a time per Client, but for Shutdown; make several for several
+// threads.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -65,6 +67,9 @@ class Client {
   const RpcAddress& address() const;
   // Closes the connection; the next call makes a new one.
   void Disconnect();
+  // From any thread, for good: a call that waits for the daemon and all later ones fail,
+  // Unavailable. An attempt to connect ends with its own time-out.
+  void Shutdown();
 
   // --- sending ---
   Result<rpc::HelloReply> Hello();
@@ -133,6 +138,8 @@ class Client {
 
   const RpcAddress address_;
   const ClientOptions options_;
+  std::mutex mutex_;                        // held where connection_ changes, and by Shutdown
+  bool shut_down_ = false;                  // guarded
   std::unique_ptr<Connection> connection_;  // null: not connected
 };
 

@@ -1,0 +1,113 @@
+// The hook of a C++ training loop: copy, return, upload in the background. Links neither Torch nor
+// RocksDB; libtorch_adapter.h turns a torch::nn::Module into the views below.
+//
+//   auto hook = CheckpointHook::Create({.run = "demo", .base = "smollm2", .files = {...}});
+//   for (int64_t step = 1; ...; ++step) {
+//     ...
+//     if (step % 100 == 0) (*hook)->OnStep(step, views, {{"loss", loss}});
+//   }
+//   (*hook)->Flush(60'000);
+//
+// What a training loop can rely on:
+//   - OnStep never throws and returns within one copy of the bytes (plus options.wait_ms, if
+//   staging is
+//     full and the loop chose to wait). Stored values are those at the call.
+//   - A daemon that is away, slow or refuses never stops the loop: what is staged is tried again
+//   until
+//     it arrives; what does not fit is skipped and counted. Stats() tells; on_error is called once
+//     for each kind of trouble until things work again.
+//   - Destruction takes at most options.close_ms, plus a connection attempt's time-out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/status.h"
+#include "store/records.h"
+#include "thrift/address.h"
+
+namespace stockpot {
+
+// One tensor of the model: contiguous, row-major, borrowed for the call.
+struct TensorView {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;  // unused for an alias
+  std::string alias_of;        // not empty: tied to the tensor of that name
+};
+
+// What OnStep does when the staging memory is full.
+enum class WhenStagingIsFull {
+  kSkip,  // the checkpoint is skipped and counted
+  kWait,  // waits up to wait_ms for an upload to finish, then skips
+};
+
+struct CheckpointHookOptions {
+  std::string address{kDefaultRpcAddress};
+  std::string run;   // REQUIRED
+  std::string base;  // name or digest of the base this run fine-tunes. REQUIRED
+  RunConfig run_config;
+  std::map<std::string, std::string> tags;
+  // config.json, tokenizer.json, ...: what makes the checkpoint a complete model. Files that are
+  // left out are taken from the base.
+  std::map<std::string, std::string> files;
+
+  int64_t staging_bytes = int64_t{4} << 30;  // of all checkpoints that await their upload
+  WhenStagingIsFull when_full = WhenStagingIsFull::kSkip;
+  int64_t wait_ms = 0;
+  int connections = 2;        // 1..8, each with a thread while uploading
+  int copy_threads = 2;       // of the copy in OnStep, the caller's own included
+  int64_t close_ms = 10'000;  // how long the destructor waits for uploads
+  // From the background thread, or from OnStep. Must not call the hook. May be null.
+  std::function<void(const Status&)> on_error;
+};
+
+struct CheckpointHookStats {
+  int64_t offered = 0;    // calls of OnStep
+  int64_t committed = 0;  // durable and visible
+  int64_t skipped = 0;    // staging was full
+  int64_t failed = 0;     // refused for good (last_error says why), or malformed
+  int64_t retries = 0;    // uploads that were begun again
+  int64_t waiting = 0;    // staged, not yet committed
+  int64_t staged_bytes = 0;
+  int64_t sent_bytes = 0;   // that travelled
+  int64_t total_bytes = 0;  // of the committed checkpoints: the rest the daemon had
+  int64_t last_committed_step = -1;
+  double last_stall_ms = 0;
+  double max_stall_ms = 0;
+  Status last_error;  // OK: none since the last success
+};
+
+// Thread promise: OnStep from one thread at a time; Stats and Flush from any.
+class CheckpointHook {
+ public:
+  // Does not connect. InvalidArgument: the options.
+  static Result<std::unique_ptr<CheckpointHook>> Create(CheckpointHookOptions options);
+  ~CheckpointHook();
+  CheckpointHook(const CheckpointHook&) = delete;
+  CheckpointHook& operator=(const CheckpointHook&) = delete;
+
+  // Copies `tensors` and returns; true if the checkpoint is staged. Metrics that are not finite are
+  // left out, since a daemon refuses them.
+  bool OnStep(int64_t step, std::span<const TensorView> tensors,
+              const std::map<std::string, double>& metrics) noexcept;
+
+  CheckpointHookStats Stats() const;
+
+  // Waits until everything staged is committed or has failed; true if nothing is left.
+  bool Flush(int64_t timeout_ms);
+
+ private:
+  struct State;
+  explicit CheckpointHook(CheckpointHookOptions options);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace stockpot

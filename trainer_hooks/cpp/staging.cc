@@ -1,0 +1,149 @@
+#include "trainer_hooks/cpp/staging.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "kernels/base/check.h"
+
+namespace stockpot {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kCopyPiece = int64_t{4} << 20;  // what one thread copies before it asks for more
+
+// A run of bytes of one tensor.
+struct Piece {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t bytes = 0;
+};
+
+// The bytes of the view. InvalidArgument: a negative or too large shape, no data.
+Result<int64_t> CheckedBytes(const TensorView& view) {
+  const std::string what = "tensor '" + view.name + "'";
+  if (view.name.empty()) return InvalidArgument("a tensor has no name");
+  if (static_cast<int64_t>(view.shape.size()) > kMaxRank) {
+    return InvalidArgument(what + " has more than " + std::to_string(kMaxRank) + " dimensions");
+  }
+  int64_t bytes = DTypeSize(view.dtype);
+  for (const int64_t size : view.shape) {
+    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes) || bytes > kMaxTensorBytes) {
+      return InvalidArgument(what + " has an impossible shape");
+    }
+  }
+  if (view.alias_of.empty() && view.data == nullptr && bytes > 0) {
+    return InvalidArgument(what + " has no data");
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Result<StagingBuffer> StagingBuffer::Allocate(int64_t bytes) {
+  StagingBuffer buffer;
+  if (bytes == 0) return buffer;
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return ErrnoStatus(errno, "staging memory for a checkpoint");
+  ::madvise(memory, bytes, MADV_HUGEPAGE);  // fewer faults in the first copy; may be refused
+  buffer.data_ = static_cast<std::byte*>(memory);
+  buffer.bytes_ = bytes;
+  return buffer;
+}
+
+StagingBuffer::StagingBuffer(StagingBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+StagingBuffer& StagingBuffer::operator=(StagingBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+StagingBuffer::~StagingBuffer() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+Result<std::unique_ptr<StagedCheckpoint>> StagedCheckpoint::Plan(
+    int64_t step, std::span<const TensorView> tensors, const std::map<std::string, double>& metrics,
+    const std::map<std::string, std::string>& files) {
+  if (step < 0) return InvalidArgument("step " + std::to_string(step) + " is negative");
+  if (tensors.empty()) return InvalidArgument("a checkpoint without tensors");
+  std::unique_ptr<StagedCheckpoint> staged(new StagedCheckpoint(files));
+  staged->step_ = step;
+  for (const auto& [name, value] : metrics) {
+    if (std::isfinite(value)) staged->metrics_.emplace(name, value);
+  }
+  for (const TensorView& view : tensors) {
+    STOCKPOT_ASSIGN_OR_RETURN(const int64_t bytes, CheckedBytes(view));
+    staged->infos_.push_back({view.name, view.dtype, view.shape, view.alias_of});
+    if (!view.alias_of.empty()) continue;
+    staged->places_.emplace(view.name, Place{staged->bytes_, bytes});
+    staged->bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  std::sort(staged->infos_.begin(), staged->infos_.end(),
+            [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
+  for (size_t i = 0; i < staged->infos_.size(); ++i) {
+    const TensorInfo& info = staged->infos_[i];
+    if (i > 0 && info.name == staged->infos_[i - 1].name) {
+      return InvalidArgument("tensor '" + info.name + "' is there twice");
+    }
+    if (!info.alias_of.empty() && !staged->places_.contains(info.alias_of)) {
+      return InvalidArgument("tensor '" + info.name + "' is tied to '" + info.alias_of +
+                             "', which is not there");
+    }
+  }
+  return staged;
+}
+
+void StagedCheckpoint::Fill(StagingBuffer buffer, std::span<const TensorView> tensors,
+                            ThreadPool& threads) {
+  STOCKPOT_CHECK(buffer.bytes() >= bytes_, buffer.bytes(), bytes_);
+  std::vector<Piece> pieces;
+  for (const TensorView& view : tensors) {
+    if (!view.alias_of.empty()) continue;
+    const Place& place = places_.find(view.name)->second;
+    for (int64_t done = 0; done < place.bytes; done += kCopyPiece) {
+      pieces.push_back({static_cast<const std::byte*>(view.data) + done,
+                        buffer.data() + place.offset + done,
+                        std::min(kCopyPiece, place.bytes - done)});
+    }
+  }
+  threads.ParallelFor(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(pieces[i].to, pieces[i].from, pieces[i].bytes);
+    }
+  });
+  buffer_ = std::move(buffer);
+}
+
+Status StagedCheckpoint::Read(std::string_view name, int64_t offset,
+                              std::span<std::byte> out) const {
+  const TensorInfo* info = Find(name);
+  if (info == nullptr) return NotFound("no tensor '" + std::string(name) + "'");
+  const Place& place = places_.find(info->alias_of.empty() ? info->name : info->alias_of)->second;
+  const int64_t size = static_cast<int64_t>(out.size());
+  if (offset < 0 || size > place.bytes || offset > place.bytes - size) {
+    return InvalidArgument("a read past the end of '" + info->name + "'");
+  }
+  std::memcpy(out.data(), buffer_.data() + place.offset + offset, out.size());
+  return OkStatus();
+}
+
+Result<std::string> StagedCheckpoint::ReadFile(std::string_view name) const {
+  const auto found = files_.find(std::string(name));
+  if (found == files_.end()) return NotFound("no file '" + std::string(name) + "'");
+  return found->second;
+}
+
+std::vector<std::string> StagedCheckpoint::files() const {
+  std::vector<std::string> names;
+  for (const auto& [name, contents] : files_) names.push_back(name);
+  return names;
+}
+
+}  // namespace stockpot

@@ -1,0 +1,75 @@
+// The memory between a training loop and its uploads. Internal to the hook.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/base/threads.h"
+#include "store/tensor_source.h"
+#include "trainer_hooks/cpp/checkpoint_hook.h"
+
+namespace stockpot {
+
+// Page-aligned memory that is returned to the system when it dies.
+class StagingBuffer {
+ public:
+  // ResourceExhausted if the system has none. Pages are touched by the first copy.
+  static Result<StagingBuffer> Allocate(int64_t bytes);
+  StagingBuffer() = default;
+  StagingBuffer(StagingBuffer&& other) noexcept;
+  StagingBuffer& operator=(StagingBuffer&& other) noexcept;
+  ~StagingBuffer();
+
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// A checkpoint as it was at the call. Immutable once filled.
+class StagedCheckpoint : public TensorSource {
+ public:
+  // Checks names, shapes and aliases; lays the tensors out. InvalidArgument names the tensor.
+  // Copies nothing yet. `files` must outlive this.
+  static Result<std::unique_ptr<StagedCheckpoint>> Plan(
+      int64_t step, std::span<const TensorView> tensors,
+      const std::map<std::string, double>& metrics,
+      const std::map<std::string, std::string>& files);
+
+  // Copies the bytes into `buffer` (of at least bytes()). The views are those of Plan.
+  void Fill(StagingBuffer buffer, std::span<const TensorView> tensors, ThreadPool& threads);
+  StagingBuffer TakeBuffer() { return std::move(buffer_); }
+
+  int64_t step() const { return step_; }
+  int64_t bytes() const { return bytes_; }
+  const std::map<std::string, double>& metrics() const { return metrics_; }
+
+  const std::vector<TensorInfo>& tensors() const override { return infos_; }
+  Status Read(std::string_view name, int64_t offset, std::span<std::byte> out) const override;
+  Result<std::string> ReadFile(std::string_view name) const override;
+  std::vector<std::string> files() const override;
+
+ private:
+  explicit StagedCheckpoint(const std::map<std::string, std::string>& files) : files_(files) {}
+
+  struct Place {
+    int64_t offset = 0;  // in the buffer
+    int64_t bytes = 0;
+  };
+  int64_t step_ = 0;
+  int64_t bytes_ = 0;
+  std::map<std::string, double> metrics_;
+  const std::map<std::string, std::string>& files_;
+  std::vector<TensorInfo> infos_;                     // by name
+  std::map<std::string, Place, std::less<>> places_;  // of tensors with bytes of their own
+  StagingBuffer buffer_;
+};
+
+}  // namespace stockpot
