@@ -1,10 +1,13 @@
 // The one resident base and the variants over it. Both are immutable once loaded, so any number of
 // threads may read them; nothing is ever written in place.
+//
+// Nothing is assumed that a checkpoint does not say: a tensor that is missing, extra, of another
+// shape, of a dtype without arithmetic or with a NaN or an infinity refuses the whole model, by
+// name.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,10 +31,16 @@ struct ExpectedTensor {
 };
 std::vector<ExpectedTensor> ExpectedTensors(const ModelConfig& config);
 
+// Every expected tensor is there with its shape and a weight dtype, and nothing else is, but for
+// the rotary tables (`*.rotary_emb.inv_freq`) that old checkpoints carry. InvalidArgument names the
+// tensor.
+Status CheckCoverage(const ModelConfig& config, const std::vector<TensorInfo>& tensors);
+
 class BaseModel {
  public:
   // Reads every tensor of the architecture in its own dtype (BF16, F16 or F32, kept as it is).
-  // InvalidArgument names a missing, extra or mis-shaped tensor or one with NaN/Inf.
+  // InvalidArgument names a missing, extra or mis-shaped tensor, one with NaN or Inf, or an lm_head
+  // that differs from the embeddings though config.json ties them. ResourceExhausted: memory.
   static Result<std::shared_ptr<const BaseModel>> Load(const Digest& digest,
                                                        const TensorSource& source);
   ~BaseModel();
@@ -50,9 +59,14 @@ class BaseModel {
 
 class VariantModel {
  public:
-  // Loads an artifact of kind variant over `base`, reading only what differs. InvalidArgument if it was
-  // made against another base, misses a tensor or has another shape: never served from the base by
-  // accident. `read_bytes`: incremented by what came from the store.
+  // Loads an artifact of kind variant over `base`, reading only what differs. InvalidArgument if it
+  // was made against another base, misses a tensor, or has another shape or architecture than the
+  // base: never served from the base by accident. Corruption names the tensor whose stored bytes
+  // are damaged.
+  //
+  // Where its config.json differs: rope_theta, rope scaling, rms_norm_eps, max_position_embeddings,
+  // tie_word_embeddings and the special tokens are the variant's own; sizes and biases must be the
+  // base's.
   static Result<std::shared_ptr<const VariantModel>> Load(std::shared_ptr<const BaseModel> base,
                                                           const CheckpointStore& store,
                                                           const Digest& variant);
@@ -60,7 +74,9 @@ class VariantModel {
 
   const Digest& digest() const;
   const BaseModel& base() const;
-  int64_t resident_bytes() const;  // beyond the base
+  const ModelConfig& config() const;  // the variant's own
+  int64_t resident_bytes() const;     // beyond the base
+  int64_t read_bytes() const;         // of tensors, read from the store by Load
 
   struct Tensors;
   const Tensors& tensors() const { return *tensors_; }

@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <new>
+#include <set>
+
+#include "serve/model/weights_internal.h"
+
+namespace stockpot {
+namespace {
+
+Status CheckSameArchitecture(const ModelConfig& base, const ModelConfig& variant) {
+  const auto differs = [](const char* field, int64_t want, int64_t have) {
+    return InvalidArgument(std::string("config.json: ") + field + " is " + std::to_string(have) +
+                           ", the base has " + std::to_string(want));
+  };
+  if (variant.architecture != base.architecture) {
+    return InvalidArgument("config.json: architecture '" + variant.architecture +
+                           "', the base has '" + base.architecture + "'");
+  }
+  struct Field {
+    const char* name;
+    int64_t base;
+    int64_t variant;
+  };
+  const Field fields[] = {
+      {"vocab_size", base.vocab_size, variant.vocab_size},
+      {"hidden_size", base.hidden_size, variant.hidden_size},
+      {"num_hidden_layers", base.layers, variant.layers},
+      {"num_attention_heads", base.heads, variant.heads},
+      {"num_key_value_heads", base.kv_heads, variant.kv_heads},
+      {"head_dim", base.head_dim, variant.head_dim},
+      {"intermediate_size", base.intermediate_size, variant.intermediate_size},
+      {"attention_bias", base.attention_bias, variant.attention_bias},
+      {"mlp_bias", base.mlp_bias, variant.mlp_bias},
+  };
+  for (const Field& field : fields) {
+    if (field.base != field.variant) return differs(field.name, field.base, field.variant);
+  }
+  return OkStatus();
+}
+
+class VariantLoader {
+ public:
+  VariantLoader(VariantModel::Tensors& tensors, const CheckpointStore& store)
+      : tensors_(tensors), base_(tensors.base->tensors()), store_(store) {}
+
+  Status Load() {
+    STOCKPOT_ASSIGN_OR_RETURN(manifest_, store_.GetManifest(tensors_.digest));
+    STOCKPOT_RETURN_IF_ERROR(CheckKind());
+    STOCKPOT_ASSIGN_OR_RETURN(base_manifest_, store_.GetManifest(base_.digest));
+    STOCKPOT_RETURN_IF_ERROR(ReadConfig());
+    STOCKPOT_RETURN_IF_ERROR(CheckTensors());
+
+    DecoderView& view = tensors_.view;
+    view.inv_freq = RopeInverseFrequencies(tensors_.config);
+    view.rms_epsilon = tensors_.config.rms_epsilon;
+    view.max_positions = tensors_.config.max_positions;
+    STOCKPOT_ASSIGN_OR_RETURN(view.embeddings, Embeddings(*manifest_.Resolve(kEmbeddingName)));
+    STOCKPOT_ASSIGN_OR_RETURN(view.final_norm,
+                              Vector(std::string(kFinalNormName), base_.view.final_norm));
+    view.layers.resize(base_.layers.size());
+    for (size_t layer = 0; layer < view.layers.size(); ++layer) {
+      STOCKPOT_RETURN_IF_ERROR(LoadLayer(layer));
+    }
+    return LoadHead();
+  }
+
+ private:
+  Status CheckKind() const {
+    if (manifest_.kind != ArtifactKind::kVariant) {
+      return InvalidArgument("it is a " + std::string(ArtifactKindName(manifest_.kind)) +
+                             ", not a variant");
+    }
+    if (!manifest_.base || *manifest_.base != base_.digest) {
+      return InvalidArgument("it was made against base " +
+                             (manifest_.base ? manifest_.base->ShortHex() : "(none)") + ", not " +
+                             base_.digest.ShortHex());
+    }
+    return OkStatus();
+  }
+
+  // A config file of the variant's own, or the base's.
+  Result<std::string> File(const char* name, const std::string& of_base) const {
+    const auto it = manifest_.files.find(name);
+    if (it == manifest_.files.end()) return of_base;
+    std::string text(static_cast<size_t>(it->second.bytes), '\0');
+    const Status status = store_.ReadPart(it->second, 0, std::as_writable_bytes(std::span(text)));
+    if (!status.ok()) return status.WithContext(name);
+    return text;
+  }
+
+  Status ReadConfig() {
+    STOCKPOT_ASSIGN_OR_RETURN(const std::string config, File("config.json", base_.config_json));
+    STOCKPOT_ASSIGN_OR_RETURN(const std::string generation,
+                              File("generation_config.json", base_.generation_config_json));
+    STOCKPOT_ASSIGN_OR_RETURN(tensors_.config, ParseModelConfig(config, generation));
+    return CheckSameArchitecture(base_.config, tensors_.config);
+  }
+
+  // Coverage, and that every tensor said to be the base's is this base's, byte for byte.
+  Status CheckTensors() const {
+    std::vector<TensorInfo> infos;
+    infos.reserve(manifest_.tensors.size());
+    for (const TensorEntry& entry : manifest_.tensors) {
+      infos.push_back({entry.name, entry.dtype, entry.shape, entry.alias_of});
+    }
+    STOCKPOT_RETURN_IF_ERROR(CheckCoverage(tensors_.config, infos));
+    for (const TensorEntry& entry : manifest_.tensors) {
+      if (!entry.alias_of.empty() || entry.codec != Codec::kBase) continue;
+      const TensorEntry* target = base_manifest_.Resolve(entry.name);
+      if (target == nullptr) {
+        return InvalidArgument("tensor '" + entry.name +
+                               "' is said to be the base's, which has none");
+      }
+      const auto data = target->parts.find("data");
+      if (data == target->parts.end() || data->second.digest() != entry.content) {
+        return InvalidArgument("tensor '" + entry.name +
+                               "' is said to be the base's, which differs");
+      }
+    }
+    return OkStatus();
+  }
+
+  WeightStorage::Reader ReaderOf(const TensorEntry& entry, const char* role) {
+    const Part& part = entry.parts.at(role);  // Validate() of the manifest: the role is there
+    return [this, &part](int64_t offset, std::span<std::byte> out) {
+      tensors_.read_bytes += static_cast<int64_t>(out.size());
+      return store_.ReadPart(part, offset, out);
+    };
+  }
+
+  Result<WeightMatrix> RawMatrix(const TensorEntry& entry) {
+    Result<WeightMatrix> matrix = tensors_.storage.ReadMatrix(
+        entry.dtype, entry.shape[0], entry.shape[1], ReaderOf(entry, "data"));
+    if (!matrix.ok()) return matrix.status().WithContext("tensor '" + entry.name + "'");
+    return matrix;
+  }
+
+  Result<const float*> Vector(const std::string& name, const float* of_base) {
+    const TensorEntry& entry = *manifest_.Resolve(name);
+    if (entry.codec == Codec::kBase) {
+      // An alias may lead to a tensor that the base has under another name only.
+      if (entry.name == name) return of_base;
+      return InvalidArgument("tensor '" + name + "' is tied to the base's '" + entry.name +
+                             "', which is not supported");
+    }
+    Result<const float*> vector =
+        tensors_.storage.ReadVector(entry.dtype, entry.shape[0], ReaderOf(entry, "data"));
+    if (!vector.ok()) return vector.status().WithContext("tensor '" + name + "'");
+    return vector;
+  }
+
+  // The embeddings are read row by row, so they are dense: the base's or the variant's own.
+  Result<WeightMatrix> Embeddings(const TensorEntry& entry) {
+    switch (entry.codec) {
+      case Codec::kBase:
+        if (entry.name == kEmbeddingName) return base_.view.embeddings;
+        if (entry.name == kHeadName) return base_.head;
+        return InvalidArgument("the embeddings are tied to '" + entry.name + "'");
+      case Codec::kRaw:
+        return RawMatrix(entry);
+      case Codec::kBitDelta:
+        break;
+    }
+    return InvalidArgument("tensor '" + entry.name +
+                           "': codec bitdelta is not supported for embeddings");
+  }
+
+  // A linear weight; `of_base` is what its delta is over.
+  Result<LayerDelta> Delta(const TensorEntry& entry) {
+    LayerDelta delta;
+    switch (entry.codec) {
+      case Codec::kBase:
+        break;
+      case Codec::kRaw: {
+        STOCKPOT_ASSIGN_OR_RETURN(const WeightMatrix matrix, RawMatrix(entry));
+        delta.dense = tensors_.storage.Keep(matrix);
+        break;
+      }
+      case Codec::kBitDelta: {
+        Result<const PackedSigns*> signs = tensors_.storage.ReadSigns(
+            entry.shape[0], entry.shape[1], ReaderOf(entry, "signs"), ReaderOf(entry, "alpha"));
+        if (!signs.ok()) return signs.status().WithContext("tensor '" + entry.name + "'");
+        delta.signs = *signs;
+        break;
+      }
+    }
+    return delta;
+  }
+
+  Status LoadLayer(size_t layer) {
+    const int64_t index = static_cast<int64_t>(layer);
+    DecoderLayerView& view = tensors_.view.layers[layer];
+    const DecoderLayerView& of_base = base_.view.layers[layer];
+    STOCKPOT_ASSIGN_OR_RETURN(view.input_norm, Vector(InputNormName(index), of_base.input_norm));
+    STOCKPOT_ASSIGN_OR_RETURN(view.post_norm, Vector(PostNormName(index), of_base.post_norm));
+    for (size_t p = 0; p < kProjections; ++p) {
+      const auto projection = static_cast<Projection>(p);
+      const std::string name = ProjectionName(index, projection, "weight");
+      const TensorEntry& entry = *manifest_.Resolve(name);
+      if (entry.name != name) {
+        return InvalidArgument("tensor '" + name + "' is tied to '" + entry.name +
+                               "': only the head may be tied");
+      }
+      STOCKPOT_ASSIGN_OR_RETURN(view.delta[p], Delta(entry));
+      if (!ShapeOf(tensors_.config, projection).has_bias) continue;
+      const float* const base_bias = base_.layers[layer].bias[p];
+      STOCKPOT_ASSIGN_OR_RETURN(const float* bias,
+                                Vector(ProjectionName(index, projection, "bias"), base_bias));
+      if (bias != base_bias) view.delta[p].bias = bias;
+    }
+    return OkStatus();
+  }
+
+  // The head by the variant's own tie: its embeddings, or a tensor of its own.
+  Status LoadHead() {
+    const TensorEntry* const embeddings = manifest_.Resolve(kEmbeddingName);
+    const TensorEntry* const head = manifest_.Resolve(kHeadName);
+    const bool tied = head == nullptr || head == embeddings || SameBytes(*head, *embeddings);
+    if (!tied && tensors_.config.tie_embeddings) {
+      return InvalidArgument(
+          "config.json ties the embeddings, but tensor 'lm_head.weight' differs from "
+          "'model.embed_tokens.weight'");
+    }
+    LayerDelta& delta = tensors_.view.head;
+    if (!tied) {
+      STOCKPOT_ASSIGN_OR_RETURN(delta, Delta(*head));
+      return OkStatus();
+    }
+    const WeightMatrix& own = tensors_.view.embeddings;
+    if (own.data != base_.head.data) delta.dense = tensors_.storage.Keep(own);
+    return OkStatus();
+  }
+
+  bool SameBytes(const TensorEntry& a, const TensorEntry& b) const {
+    if (a.dtype != b.dtype || a.codec != b.codec) return false;
+    if (a.codec == Codec::kBase) return a.content == b.content;
+    if (a.codec == Codec::kRaw) return a.parts.at("data").digest() == b.parts.at("data").digest();
+    return false;
+  }
+
+  VariantModel::Tensors& tensors_;
+  const BaseModel::Tensors& base_;
+  const CheckpointStore& store_;
+  Manifest manifest_;
+  Manifest base_manifest_;
+};
+
+}  // namespace
+
+VariantModel::VariantModel() : tensors_(std::make_unique<Tensors>()) {}
+VariantModel::~VariantModel() = default;
+
+Result<std::shared_ptr<const VariantModel>> VariantModel::Load(
+    std::shared_ptr<const BaseModel> base, const CheckpointStore& store, const Digest& variant) {
+  std::shared_ptr<VariantModel> model(new VariantModel);
+  model->tensors_->digest = variant;
+  model->tensors_->base = std::move(base);
+  const Status status = VariantLoader(*model->tensors_, store).Load();
+  if (!status.ok()) return status.WithContext("while loading variant " + variant.ShortHex());
+  return std::shared_ptr<const VariantModel>(std::move(model));
+}
+
+const Digest& VariantModel::digest() const { return tensors_->digest; }
+const BaseModel& VariantModel::base() const { return *tensors_->base; }
+const ModelConfig& VariantModel::config() const { return tensors_->config; }
+int64_t VariantModel::resident_bytes() const { return tensors_->storage.bytes(); }
+int64_t VariantModel::read_bytes() const { return tensors_->read_bytes; }
+
+}  // namespace stockpot
