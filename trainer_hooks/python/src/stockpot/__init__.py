@@ -1,0 +1,34 @@
+"""Pushes checkpoints of a training loop to a Stockpot daemon without making the loop wait.
+
+    from stockpot import CheckpointHook
+
+    with CheckpointHook("127.0.0.1:7070", run="demo", base="smollm2", every=100) as hook:
+        for step, batch in enumerate(batches, start=1):
+            loss = train(batch)
+            hook.on_step(step, model, metrics={"loss": loss})
+
+CheckpointHook    for a plain loop; for Hugging Face's Trainer: stockpot.transformers
+Client            the remote calls, one to one, typed
+load              any artifact (base, checkpoint, merge, variant) as a dict of tensors
+StockpotError     what Client and load raise; the hook raises nothing into the loop
+"""
+
+from stockpot.client import Client
+from stockpot.errors import ErrorCode, StockpotError
+from stockpot.hook import CheckpointHook
+from stockpot.loading import load
+from stockpot.rpc.ttypes import Kind, RunConfig
+from stockpot.uploader import HookStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointHook",
+    "Client",
+    "ErrorCode",
+    "HookStats",
+    "Kind",
+    "RunConfig",
+    "StockpotError",
+    "load",
+]

@@ -1,0 +1,214 @@
+"""The remote calls, one to one with thrift/stockpot.thrift.
+
+Digests are 32 raw bytes where the IDL says `binary` and 64 hex digits where it says `string`. Every
+call may raise StockpotError. A Client may be used from several threads; its calls then take turns,
+so give each uploading thread a client of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from stockpot.connection import Connection
+from stockpot.errors import ErrorCode, StockpotError
+from stockpot.rpc.ttypes import (
+    Alias,
+    AliasMove,
+    ArtifactInfo,
+    CommitReply,
+    DaemonStatus,
+    Event,
+    Job,
+    LogEntry,
+    Run,
+    RunConfig,
+    ScrubReply,
+    SessionRequest,
+    Shard,
+)
+
+# Longer than the longest wait inside a call (watch: 30 s; a commit waits for the disk).
+CALL_TIMEOUT_S = 120.0
+JOB_POLL_S = 0.2
+
+T = TypeVar("T")
+
+
+class Client:
+    """What training loops and loaders call; `lineage` and `control` hold what people call."""
+
+    def __init__(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Connects at the first call, and again after a failure.
+
+        Args:
+            address: "host:port", "unix:/path" or "/path".
+            timeout_s: of one send or receive, not of a whole call.
+
+        Raises:
+            StockpotError: INVALID_ARGUMENT if the address cannot be read.
+        """
+        self._connection = Connection(address, timeout_s)
+        self.lineage = Lineage(self._connection)
+        self.control = Control(self._connection)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        return str(self._connection.address)
+
+    def close(self) -> None:
+        """Closes the connection; the client stays usable."""
+        self._connection.close()
+
+    def create_run(self, name: str, base: str, config: RunConfig | None = None,
+                   tags: Mapping[str, str] | None = None) -> Run:
+        """Creates the run or confirms it. `base` is a name or a hex digest."""
+        return self._call(lambda c: c.create_run(name, base, config or RunConfig(),
+                                                 dict(tags or {})))
+
+    def open_session(self, request: SessionRequest) -> str:
+        """The new session's name. It expires when it is left alone for 10 minutes."""
+        return self._call(lambda c: c.open_session(request))
+
+    def have_chunks(self, session: str, digests: Sequence[bytes]) -> list[bool]:
+        """For each digest whether the store has its bytes."""
+        return self._call(lambda c: c.have_chunks(session, list(digests)))
+
+    def put_chunk(self, session: str, digest: bytes, data: bytes | memoryview) -> None:
+        """Sends at most CHUNK_BYTES. A memoryview (of bytes) is sent without a copy."""
+        self._call(lambda c: c.put_chunk(session, digest, data))
+
+    def commit_shard(self, session: str, shard: Shard) -> CommitReply:
+        """Returns once the artifact is durable and visible."""
+        return self._call(lambda c: c.commit_shard(session, shard))
+
+    def abort(self, session: str) -> None:
+        """Ends the session without an artifact."""
+        self._call(lambda c: c.abort(session))
+
+    def fetch_manifest(self, id: str) -> str:
+        """The canonical JSON of an artifact, named by anything Lineage.resolve() takes."""
+        return self._call(lambda c: c.fetch_manifest(id))
+
+    def fetch_chunk(self, digest: bytes) -> bytes:
+        """The bytes of a chunk, not yet compared with the digest."""
+        return self._call(lambda c: c.fetch_chunk(digest))
+
+    def report_eval(self, id: str, task: str, metric: str, value: float, by: str) -> None:
+        """Records a result of an artifact; `by` names the evaluator."""
+        self._call(lambda c: c.report_eval(id, task, metric, float(value), by))
+
+    def _call(self, function: Callable[[Any], T]) -> T:
+        return self._connection.call("checkpoint", function)
+
+
+class Lineage:
+    """Reading what exists and how it came to be. Shares its Client's connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def runs(self) -> list[Run]:
+        """All runs by name."""
+        return self._call(lambda c: c.runs())
+
+    def log(self, run: str) -> list[LogEntry]:
+        """The steps of a run with what was made of them."""
+        return self._call(lambda c: c.log(run))
+
+    def show(self, id: str) -> ArtifactInfo:
+        """One artifact."""
+        return self._call(lambda c: c.show(id))
+
+    def aliases(self) -> list[Alias]:
+        """All aliases by name."""
+        return self._call(lambda c: c.aliases())
+
+    def move_alias(self, move: AliasMove) -> Alias:
+        """Points a name at an artifact; see AliasMove."""
+        return self._call(lambda c: c.move_alias(move))
+
+    def resolve(self, id: str) -> str:
+        """The hex digest behind a name.
+
+        A name is a digest, a unique prefix of one, an alias, a base's name, RUN@STEP,
+        RUN@STEP.merge, RUN@latest, RUN@best or a route.
+        """
+        return self._call(lambda c: c.resolve(id))
+
+    def _call(self, function: Callable[[Any], T]) -> T:
+        return self._connection.call("lineage", function)
+
+
+class Control:
+    """Causing merges and publishes, and watching the daemon. Shares its Client's connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def merge(self, ids: Sequence[str], run: str, step: int, *, energy: float = 0.95,
+              rank: int = 0, force: bool = False) -> Job:
+        """Queues a merge."""
+        return self._call(lambda c: c.merge(list(ids), run, step, energy, rank, force))
+
+    def publish(self, id: str, *, codec: str = "bitdelta", name: str = "") -> Job:
+        """Queues a publish; `name` empty: the default routes."""
+        return self._call(lambda c: c.publish(id, codec, name))
+
+    def job(self, key: str) -> Job:
+        """The state of one job."""
+        return self._call(lambda c: c.job(key))
+
+    def wait_job(self, key: str, timeout_s: float) -> Job:
+        """Waits until the job is done and returns it.
+
+        Raises:
+            StockpotError: INTERNAL if the job failed, UNAVAILABLE if it is not done in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            job = self.job(key)
+            if job.state == "done":
+                return job
+            if job.state == "failed":
+                raise StockpotError(ErrorCode.INTERNAL, f"job {key} failed: {job.error}")
+            if time.monotonic() >= deadline:
+                raise StockpotError(
+                    ErrorCode.UNAVAILABLE, f"job {key} is {job.state} after {timeout_s:g} s")
+            time.sleep(JOB_POLL_S)
+
+    def jobs(self) -> list[Job]:
+        """All jobs by age."""
+        return self._call(lambda c: c.jobs())
+
+    def unpublish(self, name: str) -> None:
+        """Removes a route."""
+        self._call(lambda c: c.unpublish(name))
+
+    def routes(self) -> list[Alias]:
+        """All routes by name."""
+        return self._call(lambda c: c.routes())
+
+    def status(self) -> DaemonStatus:
+        """What the daemon is doing."""
+        return self._call(lambda c: c.status())
+
+    def watch(self, since: int, *, limit: int = 1000, timeout_s: float = 30.0) -> list[Event]:
+        """Events after number `since`; waits up to timeout_s (at most 30) for the first."""
+        return self._call(lambda c: c.watch(since, limit, int(timeout_s * 1000)))
+
+    def scrub(self) -> ScrubReply:
+        """Reads and verifies everything that is stored. Takes as long as that takes."""
+        return self._call(lambda c: c.scrub())
+
+    def _call(self, function: Callable[[Any], T]) -> T:
+        return self._connection.call("control", function)

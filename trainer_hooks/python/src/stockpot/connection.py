@@ -1,0 +1,234 @@
+"""One connection to the daemon: socket, buffering, and the mapping of Thrift's failures.
+
+Measured with 4 MiB calls over loopback: the pure-Python TBinaryProtocol moves 1.2-2.4 GB/s, the
+"accelerated" one 0.2-0.5 (it copies the payload through an intermediate buffer), and Thrift's own
+TBufferedTransport copies each payload three times. So: the pure protocol over a transport of our
+own that hands large payloads to the socket without copying them.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.protocol.TMultiplexedProtocol import TMultiplexedProtocol
+from thrift.protocol.TProtocol import TProtocolException
+from thrift.Thrift import TApplicationException
+from thrift.transport.TTransport import TTransportBase, TTransportException
+
+from stockpot.errors import ErrorCode, StockpotError
+from stockpot.rpc import CheckpointService, ControlService, LineageService
+from stockpot.rpc.constants import PROTOCOL_VERSION
+from stockpot.rpc.ttypes import Error
+
+# Limits.
+READ_BUFFER_BYTES = 1 << 20
+GATHER_BYTES = 1 << 16  # smaller writes are gathered, larger ones go to the socket as they are
+MAX_STRING_BYTES = 256 << 20  # the longest thing the daemon sends: a manifest
+MAX_CONTAINER_ITEMS = 4_000_000
+CONNECT_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a daemon listens: a host and port, or the path of a unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Reads "host:port", "[ipv6]:port", "unix:PATH" or "/PATH".
+
+        Raises:
+            StockpotError: INVALID_ARGUMENT if it is none of these.
+        """
+        if text.startswith("unix:") and len(text) > len("unix:"):
+            return cls(path=text[len("unix:"):])
+        if text.startswith("/"):
+            return cls(path=text)
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise StockpotError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"address {text!r} is neither host:port nor unix:/path")
+        return cls(host=host.strip("[]"), port=int(port))
+
+    def __str__(self) -> str:
+        """The form that parse() reads."""
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A connected blocking socket with TCP_NODELAY. OSError if nobody answers in time."""
+        if self.path:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(timeout_s)
+                connection.connect(self.path)
+            except OSError:
+                connection.close()
+                raise
+            return connection
+        connection = socket.create_connection((self.host, self.port), timeout=timeout_s)
+        # Without it a small call waits for the peer's delayed acknowledgement: 40 ms each.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+
+class SocketTransport(TTransportBase):
+    """A Thrift transport over a connected socket, which it owns.
+
+    Buffered in the sense of the wire (no frames). Not safe for two threads at once.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._input = b""  # received; read up to _position
+        self._position = 0
+        self._pending: list[bytes | bytearray | memoryview] = []
+
+    def isOpen(self) -> bool:
+        return self._socket.fileno() >= 0
+
+    def open(self) -> None:
+        """It is open from the start."""
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def read(self, size: int) -> bytes:
+        """Between 1 and `size` bytes; TTransportException at the end of the stream."""
+        if self._position == len(self._input):
+            self._input, self._position = self._receive(READ_BUFFER_BYTES), 0
+        data = self._input[self._position:self._position + size]
+        self._position += len(data)
+        return data
+
+    def readAll(self, size: int) -> bytes:
+        """Exactly `size` bytes."""
+        if size <= len(self._input) - self._position:
+            return self.read(size) if size else b""
+        # Grows with what arrives, so that a lying length cannot make us allocate it.
+        data = bytearray(self._input[self._position:])
+        self._input, self._position = b"", 0
+        while size - len(data) >= READ_BUFFER_BYTES:
+            data += self._receive(READ_BUFFER_BYTES)
+        while len(data) < size:
+            data += self.read(size - len(data))
+        return bytes(data)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Queues `data`; a large one is borrowed until flush()."""
+        last = self._pending[-1] if self._pending else None
+        if len(data) >= GATHER_BYTES:
+            self._pending.append(data)
+        elif isinstance(last, bytearray) and len(last) < GATHER_BYTES:
+            last += data
+        else:
+            self._pending.append(bytearray(data))
+
+    def flush(self) -> None:
+        """Sends what was written."""
+        pending, self._pending = self._pending, []
+        try:
+            for data in pending:
+                self._socket.sendall(data)
+        except OSError as error:
+            raise TTransportException(TTransportException.NOT_OPEN, str(error)) from error
+
+    def _receive(self, limit: int) -> bytes:
+        try:
+            data = self._socket.recv(limit)
+        except OSError as error:  # time-outs included
+            raise TTransportException(TTransportException.NOT_OPEN, str(error)) from error
+        if not data:
+            raise TTransportException(
+                TTransportException.END_OF_FILE, "the daemon closed the connection")
+        return data
+
+
+def _from_daemon(error: Error) -> StockpotError:
+    try:
+        code = ErrorCode(error.code)
+    except ValueError:  # of a newer daemon
+        code = ErrorCode.INTERNAL
+    return StockpotError(code, error.message or "", bool(error.retryable))
+
+
+class Connection:
+    """The three services over one connection that is made when it is needed.
+
+    A failed call closes it; the next call connects again. Calls from several threads take turns.
+    """
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self.address = Address.parse(address)
+        self.timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._transport: SocketTransport | None = None  # guarded by _lock, as are the clients
+        self._clients: dict[str, Any] = {}
+
+    def close(self) -> None:
+        """Closes the connection. A later call makes a new one."""
+        with self._lock:
+            self._drop()
+
+    def call(self, service: str, function: Callable[[Any], T]) -> T:
+        """Runs function(client of the service).
+
+        Raises:
+            StockpotError: the daemon's error, or UNAVAILABLE if it cannot be reached.
+        """
+        with self._lock:
+            try:
+                if self._transport is None:
+                    self._connect()
+                return function(self._clients[service])
+            except Error as error:
+                raise _from_daemon(error) from None
+            except (TTransportException, OSError) as error:
+                self._drop()
+                raise StockpotError(
+                    ErrorCode.UNAVAILABLE, f"daemon at {self.address}: {error}", True) from error
+            except (TProtocolException, TApplicationException) as error:
+                self._drop()
+                raise StockpotError(
+                    ErrorCode.INTERNAL, f"daemon at {self.address} speaks otherwise: {error}"
+                ) from error
+            except BaseException:
+                self._drop()  # half a message may be on the wire
+                raise
+
+    def _connect(self) -> None:
+        connection = self.address.connect(CONNECT_TIMEOUT_S)
+        connection.settimeout(self.timeout_s)
+        transport = SocketTransport(connection)
+        protocol = TBinaryProtocol(
+            transport, strictRead=True, strictWrite=True,
+            string_length_limit=MAX_STRING_BYTES, container_length_limit=MAX_CONTAINER_ITEMS)
+        clients = {
+            name: module.Client(TMultiplexedProtocol(protocol, name))
+            for name, module in (("checkpoint", CheckpointService), ("lineage", LineageService),
+                                 ("control", ControlService))
+        }
+        try:
+            clients["checkpoint"].hello(PROTOCOL_VERSION)
+        except BaseException:
+            transport.close()
+            raise
+        self._transport, self._clients = transport, clients
+
+    def _drop(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = None
+        self._clients = {}

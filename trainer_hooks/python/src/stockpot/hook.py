@@ -1,0 +1,291 @@
+"""CheckpointHook: the one object a training loop talks to."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from stockpot import dtypes
+from stockpot.connection import Address
+from stockpot.errors import ErrorCode, StockpotError
+from stockpot.rpc.ttypes import RunConfig
+from stockpot.staging import Layout, StagingPool
+from stockpot.uploader import HookStats, ReportJob, SaveJob, Target, Uploader, logger
+
+# What belongs to a model beside its weights, by name in a Hugging Face folder.
+MODEL_FILES = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "tokenizer.model", "chat_template.jinja", "chat_template.json",
+)
+# What is waited at the end of a process whose hook was not closed.
+ATEXIT_TIMEOUT_S = 30.0
+
+Model = torch.nn.Module | Mapping[str, torch.Tensor]
+
+
+class CheckpointHook:
+    """Copies a model's values at a step, returns, and uploads them in the background.
+
+    on_step() and save() return after one copy of the tensors; nothing the daemon does or fails to
+    do makes them slower (except the wait that when_full="wait" asks for) and they raise nothing,
+    unless raise_errors asks for it. What goes wrong is logged once through `logging` (logger
+    "stockpot") until uploads work again, and counted in `stats`.
+
+    The stored values are those at the call, also if the optimizer runs right afterwards. Tied
+    weights are stored once; non-contiguous tensors as their logical content; types as they are.
+
+    With torch.distributed, rank 0 saves and the others do nothing: give it the full weights.
+
+    Threads: one thread calls on_step() and save(); the rest may be called from any.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        run: str,
+        base: str,
+        *,
+        every: int = 100,
+        config: RunConfig | None = None,
+        tags: Mapping[str, str] | None = None,
+        files: str | Path | Mapping[str, bytes] | None = None,
+        cast_to: torch.dtype | None = None,
+        staging_bytes: int | None = None,
+        when_full: Literal["skip", "wait"] = "skip",
+        max_wait_s: float = 60.0,
+        connections: int = 2,
+        retry_for_s: float = 600.0,
+        raise_errors: bool = False,
+    ) -> None:
+        """Starts the upload threads. Does not connect: the daemon may come later.
+
+        Args:
+            address: of the daemon: "host:port", "unix:/path" or "/path".
+            run: the run's name; created at the first save if it does not exist.
+            base: name or digest of the base model that the run started from.
+            every: on_step() saves when step is a multiple of it.
+            config: policy of the run (merge_every, publish, best_metric, ...).
+            tags: free facts about the run.
+            files: config and tokenizer: a folder (its MODEL_FILES are sent) or name -> content.
+                They win over what model.config gives.
+            cast_to: store floating-point tensors in this type, rounded while they are copied;
+                for fp32 master weights over a bf16 base. None: as they are.
+            staging_bytes: limit of the copies that wait for upload. None: two checkpoints.
+            when_full: "skip" the save and count it, or "wait" up to max_wait_s for a buffer.
+            max_wait_s: longest stall that "wait" allows.
+            connections: that carry data; one more asks and commits.
+            retry_for_s: a save that could not be uploaded for so long is given up.
+            raise_errors: raise the error of a save that was given up at the next call.
+
+        Raises:
+            StockpotError: INVALID_ARGUMENT if an argument cannot work.
+            OSError: `files` cannot be read.
+        """
+        if every < 1 or connections < 1 or when_full not in ("skip", "wait") or not run:
+            raise StockpotError(
+                ErrorCode.INVALID_ARGUMENT,
+                "every and connections are at least 1, when_full is skip or wait, run has a name")
+        Address.parse(address)
+        self.run = run
+        self.every = every
+        self._files = read_files(files)
+        self._cast_to = cast_to
+        self._wait_s = max_wait_s if when_full == "wait" else 0.0
+        self._raise_errors = raise_errors
+        self._warned_dtype = False
+        self._closed = False
+        self._last_step = -1
+        self._pool = StagingPool(staging_bytes)
+        self._uploader = Uploader(
+            Target(address, run, base, config or RunConfig(), dict(tags or {})),
+            connections, retry_for_s, self._pool.release)
+        atexit.register(self.close, ATEXIT_TIMEOUT_S)  # a process that ends keeps what it staged
+
+    def __enter__(self) -> CheckpointHook:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def stats(self) -> HookStats:
+        """Counters so far, as a copy."""
+        return self._uploader.stats()
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was staged; -1: none."""
+        return self._last_step
+
+    def add_files(self, files: Mapping[str, bytes]) -> None:
+        """Adds files to those sent with every later save; given ones keep their content."""
+        self._files = dict(files) | self._files
+
+    def on_step(self, step: int, model: Model, metrics: Mapping[str, Any] | None = None) -> bool:
+        """Saves if `step` is a multiple of `every`. True: the values were copied.
+
+        Args:
+            step: optimizer steps so far, >= 0.
+            model: a module (its state dict is stored) or name -> tensor.
+            metrics: name -> number, stored with the step; the run's best_metric decides RUN@best.
+        """
+        return self.save(step, model, metrics) if step % self.every == 0 else False
+
+    def save(self, step: int, model: Model, metrics: Mapping[str, Any] | None = None) -> bool:
+        """Saves now. Otherwise as on_step()."""
+        if self._raise_errors:
+            self._raise_pending()
+        if self._closed or not _is_first_rank():
+            return False
+        try:
+            return self._stage(step, model, metrics or {})
+        except Exception as error:
+            self._uploader.give_up(error, f"step {step} is not stored")
+            if self._raise_errors:
+                self._raise_pending()
+            return False
+
+    def report(self, step: int, metrics: Mapping[str, Any], *, task: str = "eval",
+               by: str = "trainer") -> bool:
+        """Sends evaluation results of a saved step after its upload. False: not accepted."""
+        accepted = _is_first_rank()
+        try:
+            for name, value in metrics.items():
+                job = ReportJob(step, task, name, _number(value), by)
+                accepted = accepted and self._uploader.submit(job)
+        except Exception as error:
+            self._uploader.report_failure("report", error, "an evaluation result is not stored")
+            return False
+        return accepted
+
+    def flush(self, timeout_s: float = 600.0) -> bool:
+        """Waits until everything staged is stored or given up. False: not within timeout_s."""
+        return self._uploader.flush(timeout_s)
+
+    def close(self, timeout_s: float = 600.0) -> bool:
+        """Flushes, then stops the threads; what is not uploaded by then is dropped and counted.
+
+        Returns what flush() returned. A closed hook ignores further saves.
+        """
+        if self._closed:
+            return True
+        self._closed = True
+        atexit.unregister(self.close)
+        finished = self._uploader.flush(timeout_s)
+        self._uploader.stop()
+        return finished
+
+    def _stage(self, step: int, model: Model, metrics: Mapping[str, Any]) -> bool:
+        start = time.monotonic()
+        tensors = _tensors_of(model)
+        layout = Layout.plan(tensors, self._cast_to)
+        files = _files_of(model, self._cast_to) | self._files
+        self._check_dtype(layout, files)
+        numbers = {name: _number(value) for name, value in metrics.items()}
+        pinned = any(tensor.is_cuda for tensor in tensors.values())
+        buffer = self._pool.acquire(layout.size, pinned, self._wait_s)
+        if buffer is None:
+            self._uploader.count(skipped=1)
+            full = StockpotError(ErrorCode.RESOURCE_EXHAUSTED, "all staging buffers are in use")
+            self._uploader.report_failure("skip", full, f"step {step} is skipped")
+            return False
+        try:
+            buffer.fill(layout, tensors)
+        except BaseException:
+            self._pool.release(buffer)
+            raise
+        if not self._uploader.submit(SaveJob(step, layout, buffer, files, numbers)):
+            return False
+        stall_s = time.monotonic() - start
+        self._last_step = step
+        self._uploader.count(staged=1, staged_bytes=sum(slot.size for slot in layout.slots),
+                             total_stall_s=stall_s)
+        self._uploader.note(last_stall_s=stall_s)
+        return True
+
+    def _raise_pending(self) -> None:
+        error = self._uploader.take_error()
+        if error is not None:
+            raise error
+
+    def _check_dtype(self, layout: Layout, files: Mapping[str, bytes]) -> None:
+        """Warns once if the weights are of another type than their config.json says."""
+        if self._warned_dtype or "config.json" not in files:
+            return
+        self._warned_dtype = True
+        config = json.loads(files["config.json"])
+        stated = config.get("dtype") or config.get("torch_dtype")
+        stored = {str(slot.dtype).removeprefix("torch.") for slot in layout.slots
+                  if slot.dtype.is_floating_point}
+        if stated and stored and stated not in stored:
+            logger.warning("run %s: config.json says %s, the weights are %s; stored as they are",
+                           self.run, stated, ", ".join(sorted(stored)))
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def _is_first_rank() -> bool:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return True
+    return distributed.get_rank() == 0
+
+
+def _unwrap(model: Any) -> Any:
+    """The user's module inside DistributedDataParallel and torch.compile."""
+    while True:
+        if isinstance(model, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def _tensors_of(model: Model) -> Mapping[str, torch.Tensor]:
+    if isinstance(model, torch.nn.Module):
+        return _unwrap(model).state_dict()
+    return model
+
+
+def _files_of(model: Model, cast_to: torch.dtype | None) -> dict[str, bytes]:
+    """config.json and generation_config.json of a transformers model; empty for any other."""
+    files = {}
+    if not isinstance(model, torch.nn.Module):
+        return files
+    for attribute, name in (("config", "config.json"),
+                            ("generation_config", "generation_config.json")):
+        config = getattr(_unwrap(model), attribute, None)
+        if not hasattr(config, "to_json_string"):
+            continue
+        values = json.loads(config.to_json_string())
+        if cast_to is not None and name == "config.json":
+            dtypes.name_of(cast_to)
+            values["dtype"] = str(cast_to).removeprefix("torch.")
+            values.pop("torch_dtype", None)
+        files[name] = (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
+    return files
+
+
+def read_files(files: str | Path | Mapping[str, bytes] | None) -> dict[str, bytes]:
+    """The MODEL_FILES that a folder has, or a mapping as it is."""
+    if files is None:
+        return {}
+    if isinstance(files, Mapping):
+        return {name: bytes(content) for name, content in files.items()}
+    folder = Path(files)
+    if not folder.is_dir():
+        raise StockpotError(ErrorCode.INVALID_ARGUMENT, f"{folder} is not a folder")
+    return {name: (folder / name).read_bytes() for name in MODEL_FILES
+            if (folder / name).is_file()}

@@ -1,0 +1,164 @@
+"""The only part of a save that a training step waits for: one copy of the tensors into a buffer.
+
+A StagingBuffer holds all tensors of one checkpoint as their logical content (contiguous, row-major,
+little-endian as torch holds them). Buffers are reused, so that from the second save on a copy does
+not pay for page faults, and their total size is limited.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stockpot import dtypes
+from stockpot.errors import ErrorCode, StockpotError
+
+ALIGNMENT_BYTES = 64  # of every tensor in a buffer; a multiple of every element size
+BUFFERS_BY_DEFAULT = 2  # the limit where none is given: one uploading, one being filled
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor of a checkpoint lies in its buffer."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int  # bytes
+    size: int  # bytes; 0 for an alias
+    alias_of: str = ""  # not empty: tied to that tensor, no bytes of its own
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The slots of a checkpoint in the model's order, and how many bytes they need together."""
+
+    slots: tuple[Slot, ...]
+    size: int  # bytes
+
+    @classmethod
+    def plan(cls, tensors: Mapping[str, torch.Tensor], cast_to: torch.dtype | None) -> Layout:
+        """Lays out `tensors`; those that share all their memory are stored once.
+
+        Args:
+            tensors: name -> dense tensor on any device.
+            cast_to: the type in which floating-point tensors are stored; None: as they are.
+
+        Raises:
+            StockpotError: INVALID_ARGUMENT for a tensor that has no dense bytes to store.
+        """
+        slots: list[Slot] = []
+        owners: dict[tuple[Any, ...], str] = {}
+        end = 0
+        for name, tensor in tensors.items():
+            _check_storable(name, tensor)
+            is_cast = cast_to is not None and tensor.is_floating_point()
+            dtype = cast_to if is_cast and cast_to is not None else tensor.dtype
+            dtypes.name_of(dtype)
+            shape = tuple(tensor.shape)
+            memory = (tensor.device, tensor.data_ptr(), tensor.dtype, shape, tensor.stride())
+            owner = owners.setdefault(memory, name) if tensor.numel() else name
+            if owner != name:
+                slots.append(Slot(name, dtype, shape, 0, 0, alias_of=owner))
+                continue
+            size = tensor.numel() * dtype.itemsize
+            slots.append(Slot(name, dtype, shape, end, size))
+            end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return cls(tuple(slots), end)
+
+
+def _check_storable(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise StockpotError(
+            ErrorCode.INVALID_ARGUMENT, f"{name} is a {type(tensor).__name__}, not a tensor")
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise StockpotError(
+            ErrorCode.INVALID_ARGUMENT, f"{name} is not a dense tensor with values")
+    if hasattr(tensor, "to_local"):
+        raise StockpotError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"{name} is a DTensor: gather the full state dict before on_step")
+
+
+class StagingBuffer:
+    """Memory for one checkpoint. Owned by the pool; lent to one save at a time."""
+
+    def __init__(self, capacity: int, pinned: bool) -> None:
+        self.capacity = capacity  # bytes
+        self.pinned = pinned
+        self._bytes = torch.empty(capacity, dtype=torch.uint8, pin_memory=pinned)
+
+    def fill(self, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copies the values that `tensors` have now. REQUIRES: layout.size <= capacity."""
+        devices = set()
+        with torch.no_grad():
+            for slot in layout.slots:
+                if slot.size == 0:
+                    continue
+                source = tensors[slot.name]
+                target = self._bytes.narrow(0, slot.offset, slot.size)
+                target = target.view(slot.dtype).view(slot.shape)
+                target.copy_(source, non_blocking=True)
+                if source.is_cuda:
+                    devices.add(source.device)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+
+    def view(self, slot: Slot) -> memoryview:
+        """The bytes of a slot; valid until the buffer goes back to the pool."""
+        return memoryview(self._bytes.numpy())[slot.offset:slot.offset + slot.size]
+
+
+class StagingPool:
+    """Buffers up to a limit. Any thread."""
+
+    def __init__(self, limit: int | None) -> None:
+        """`limit` in bytes; None: BUFFERS_BY_DEFAULT checkpoints of the size that comes first."""
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._free: list[StagingBuffer] = []  # guarded by _changed
+        self._allocated = 0  # bytes, likewise
+
+    def acquire(self, size: int, pinned: bool, wait_s: float) -> StagingBuffer | None:
+        """A buffer of at least `size` bytes, or None if none got free within wait_s.
+
+        Raises:
+            StockpotError: RESOURCE_EXHAUSTED if `size` is above the limit altogether.
+        """
+        with self._changed:
+            limit = self._limit
+            if limit is None:
+                limit = self._limit = BUFFERS_BY_DEFAULT * max(size, 1)
+            if size > limit:
+                raise StockpotError(
+                    ErrorCode.RESOURCE_EXHAUSTED,
+                    f"a checkpoint of {size} bytes does not fit staging_bytes={limit}", False)
+            deadline = time.monotonic() + wait_s
+            while True:
+                buffer = self._take(size, pinned, limit)
+                remaining = deadline - time.monotonic()
+                if buffer is not None or remaining <= 0:
+                    return buffer
+                self._changed.wait(remaining)
+
+    def release(self, buffer: StagingBuffer) -> None:
+        """Takes a buffer back; nobody may look at it any more."""
+        with self._changed:
+            self._free.append(buffer)
+            self._changed.notify_all()
+
+    def _take(self, size: int, pinned: bool, limit: int) -> StagingBuffer | None:
+        for index, buffer in enumerate(self._free):
+            if buffer.capacity >= size and buffer.pinned == pinned:
+                return self._free.pop(index)
+        while self._free and self._allocated + size > limit:  # they do not fit: make room
+            self._allocated -= self._free.pop().capacity
+        if self._allocated + size > limit:
+            return None
+        self._allocated += size
+        return StagingBuffer(size, pinned)
