@@ -39,7 +39,7 @@ class RowSums {
   template <class BaseT, class TunedT>
   uint32_t Add(const BaseT* HWY_RESTRICT base, const TunedT* HWY_RESTRICT tuned) {
     uint32_t word = 0;
-    uint32_t changed = 0;
+    uint32_t same = 0;
     const auto limit = hn::Set(kF, std::numeric_limits<float>::max());
 #pragma GCC unroll 8
     for (int i = 0; i < kFloats; ++i) {
@@ -47,7 +47,7 @@ class RowSums {
       const auto delta = hn::Sub(fine, LoadAsFloat(kF, base + i * kLanes));
       auto size = hn::Abs(delta);
       word |= Bits(hn::Ge(delta, hn::Zero(kF))) << (i * kLanes);
-      changed |= Bits(hn::Ne(delta, hn::Zero(kF))) << (i * kLanes);
+      same |= Bits(hn::Eq(delta, hn::Zero(kF))) << (i * kLanes);  // NaN is not
       const auto finite = hn::Le(size, limit);
       if (HWY_UNLIKELY(!hn::AllTrue(kF, finite))) {
         non_finite_ += kLanes - hn::CountTrue(kF, hn::Le(hn::Abs(fine), limit));
@@ -57,7 +57,7 @@ class RowSums {
       AddWide(2 * i, hn::PromoteTo(kD, hn::LowerHalf(kHalf, size)));
       AddWide(2 * i + 1, hn::PromoteTo(kD, hn::UpperHalf(kHalf, size)));
     }
-    changed_ += hwy::PopCount(changed);
+    changed_ += kChunk - static_cast<int64_t>(hwy::PopCount(same));
     return word;
   }
 

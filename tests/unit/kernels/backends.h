@@ -3,6 +3,7 @@
 
 #include <hwy/highway.h>
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,8 @@ struct SimdTarget {
   int64_t bit = 0;
   std::string name;
 };
+
+inline void PrintTo(const SimdTarget& target, std::ostream* out) { *out << target.name; }
 
 // Best first. Empty never.
 inline std::vector<SimdTarget> SimdTargets() {
