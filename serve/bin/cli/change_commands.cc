@@ -1,0 +1,277 @@
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "serve/bin/cli/commands.h"
+#include "serve/bin/cli/json.h"
+#include "serve/bin/cli/output.h"
+
+namespace stockpot::cli {
+
+namespace {
+
+constexpr std::chrono::milliseconds kJobPollEvery{150};
+
+std::string Me() {
+  const char* user = std::getenv("USER");
+  return user == nullptr || *user == '\0' ? "operator" : user;
+}
+
+}  // namespace
+
+Result<rpc::Job> WaitForJob(Client& client, rpc::Job job, bool quiet) {
+  ProgressLine line(job.kind, quiet);
+  while (job.state == "queued" || job.state == "running") {
+    line.Show(job.share, job.state);
+    std::this_thread::sleep_for(kJobPollEvery);
+    STOCKPOT_ASSIGN_OR_RETURN(job, client.GetJob(job.key));
+  }
+  if (job.state == "failed") return Internal(job.kind + " failed: " + job.error);
+  line.Show(1, job.state);
+  return job;
+}
+
+namespace {
+
+// Prints a job that was just asked for, waiting for it unless told otherwise.
+Status FinishJob(Client& client, const Globals& globals, rpc::Job job, bool wait) {
+  if (wait) {
+    STOCKPOT_ASSIGN_OR_RETURN(job, WaitForJob(client, std::move(job), globals.quiet));
+  }
+  if (globals.json) {
+    PrintJson(ToJson(job));
+  } else if (wait) {
+    std::printf("%s %s\n", job.kind.c_str(), job.result.substr(0, 12).c_str());
+  } else {
+    std::printf("%s %s: `stockpot jobs` shows it\n", job.state.c_str(), Printable(job.key).c_str());
+  }
+  return OkStatus();
+}
+
+struct MergeOptions {
+  Client::MergeRequest request;
+  std::string method = "monosoup";
+  bool no_wait = false;
+};
+
+void AddMerge(Registry& registry) {
+  const auto options = std::make_shared<MergeOptions>();
+  CLI::App* command =
+      registry.app.add_subcommand("merge", "Merge checkpoints of one base into a new artifact");
+  command->add_option("ID", options->request.ids, "Checkpoints or merges")->required();
+  command->add_option("--method", options->method, "How")->check(CLI::IsMember({"monosoup"}));
+  command->add_option("--energy", options->request.energy, "Kept share of each delta's energy")
+      ->check(CLI::Range(1e-9, 1.0));
+  command->add_option("--rank", options->request.rank, "Fixed rank instead of the energy floor")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--force", options->request.force,
+                    "Accept a rank that keeps less than --energy");
+  command->add_option("--run", options->request.run, "Run of the result (the first parent's)");
+  command->add_option("--step", options->request.step, "Step of the result (the newest parent's)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--no-wait", options->no_wait, "Only queue the job");
+  command->callback([&registry, options] {
+    registry.action = [&registry, options]() -> Status {
+      STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(registry.globals));
+      STOCKPOT_ASSIGN_OR_RETURN(rpc::Job job, client->Merge(options->request));
+      return FinishJob(*client, registry.globals, std::move(job), !options->no_wait);
+    };
+  });
+}
+
+struct PublishOptions {
+  std::string id;
+  std::string name;
+  std::string codec = "bitdelta";
+  bool no_wait = false;
+};
+
+void AddPublish(Registry& registry) {
+  const auto options = std::make_shared<PublishOptions>();
+  CLI::App* command = registry.app.add_subcommand(
+      "publish", "Compress a checkpoint or merge and let the endpoint answer from it");
+  command->add_option("ID", options->id, "Checkpoint or merge")->required();
+  command->add_option("--as", options->name, "Route (default: RUN@STEP and what it implies)");
+  command->add_option("--codec", options->codec, "bitdelta: 1 bit a weight; dense: as it is")
+      ->check(CLI::IsMember({"bitdelta", "dense"}));
+  command->add_flag("--no-wait", options->no_wait, "Only queue the job");
+  command->callback([&registry, options] {
+    registry.action = [&registry, options]() -> Status {
+      STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(registry.globals));
+      STOCKPOT_ASSIGN_OR_RETURN(rpc::Job job,
+                                client->Publish(options->id, options->codec, options->name));
+      return FinishJob(*client, registry.globals, std::move(job), !options->no_wait);
+    };
+  });
+  const auto name = std::make_shared<std::string>();
+  CLI::App* unpublish = registry.app.add_subcommand("unpublish", "Take a route away");
+  unpublish->add_option("NAME", *name, "The route")->required();
+  unpublish->callback([&registry, name] {
+    registry.action = [&registry, name]() -> Status {
+      STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(registry.globals));
+      STOCKPOT_RETURN_IF_ERROR(client->Unpublish(*name));
+      if (registry.globals.json) {
+        PrintJson({{"name", *name}, {"variant", ""}});
+      } else {
+        std::printf("%s answers no more\n", Printable(*name).c_str());
+      }
+      return OkStatus();
+    };
+  });
+}
+
+Status ListAliases(const Globals& globals) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::vector<rpc::Alias> aliases, client->Aliases());
+  if (globals.json) {
+    Json out = Json::array();
+    for (const rpc::Alias& alias : aliases) out.push_back(ToJson(alias, "artifact"));
+    PrintJson(out);
+    return OkStatus();
+  }
+  Table table({{"ALIAS"}, {"ARTIFACT"}, {"MOVED"}, {"BY"}});
+  for (const rpc::Alias& alias : aliases) {
+    table.Add(
+        {alias.name, ShortDigest(alias.target), HumanAgo(alias.moved_ms, NowMs()), alias.moved_by});
+  }
+  table.Print();
+  return OkStatus();
+}
+
+struct AliasOptions {
+  std::string name;
+  std::string id;
+  std::string expected;
+  bool remove = false;
+};
+
+Status MoveAlias(const Globals& globals, const AliasOptions& options) {
+  if (options.name.empty()) return ListAliases(globals);
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  STOCKPOT_ASSIGN_OR_RETURN(
+      const rpc::Alias alias,
+      client->MoveAlias(options.name, options.id, Me(),
+                        options.expected.empty() ? std::nullopt : std::optional(options.expected)));
+  if (globals.json) {
+    PrintJson(ToJson(alias, "artifact"));
+  } else {
+    std::printf("%s -> %s\n", Printable(alias.name).c_str(), ShortDigest(alias.target).c_str());
+  }
+  return OkStatus();
+}
+
+void AddAlias(Registry& registry) {
+  const auto options = std::make_shared<AliasOptions>();
+  CLI::App* command = registry.app.add_subcommand("alias", "List the aliases, or move one");
+  command->add_option("NAME", options->name, "The alias (none: list them)");
+  command->add_option("ID", options->id, "Where it is to point");
+  command->add_option("--expect", options->expected, "Only if it points there now");
+  command->add_flag("--delete", options->remove, "Take the name away");
+  command->callback([&registry, options] {
+    if (!options->name.empty() && options->id.empty() != options->remove) {
+      throw CLI::ValidationError("alias",
+                                 "say where '" + options->name + "' is to point, or --delete");
+    }
+    registry.action = [&registry, options] { return MoveAlias(registry.globals, *options); };
+  });
+}
+
+struct EvalOptions {
+  std::string id;
+  std::string task;
+  std::string metric;
+  double value = 0;
+  std::string by = Me();
+};
+
+Status PutEval(const Globals& globals, const EvalOptions& options) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  STOCKPOT_RETURN_IF_ERROR(
+      client->ReportEval(options.id, options.task, options.metric, options.value, options.by));
+  if (globals.json) {
+    PrintJson({{"id", options.id},
+               {"task", options.task},
+               {"metric", options.metric},
+               {"value", options.value},
+               {"by", options.by}});
+  } else {
+    std::printf("%s: %s %s = %s\n", Printable(options.id).c_str(), Printable(options.task).c_str(),
+                Printable(options.metric).c_str(), HumanNumber(options.value).c_str());
+  }
+  return OkStatus();
+}
+
+Status ListEvals(const Globals& globals, const std::string& id) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  STOCKPOT_ASSIGN_OR_RETURN(const rpc::ArtifactInfo artifact, client->Show(id));
+  if (globals.json) {
+    PrintJson(ToJsonArray(artifact.evals));
+    return OkStatus();
+  }
+  Table table({{"TASK"}, {"METRIC"}, {"VALUE", true}, {"WHEN"}, {"BY"}});
+  for (const rpc::Eval& eval : artifact.evals) {
+    table.Add({eval.task, eval.metric, HumanNumber(eval.value), HumanAgo(eval.time_ms, NowMs()),
+               eval.by});
+  }
+  table.Print();
+  return OkStatus();
+}
+
+void AddEval(Registry& registry) {
+  const auto options = std::make_shared<EvalOptions>();
+  CLI::App* command = registry.app.add_subcommand("eval", "Record or list evaluations");
+  command->require_subcommand(1);
+  command->fallthrough();
+  CLI::App* put = command->add_subcommand("put", "Record the outcome of an evaluation");
+  put->fallthrough();
+  put->add_option("ID", options->id, "The artifact")->required();
+  put->add_option("TASK", options->task, "Name of the task")->required();
+  put->add_option("METRIC", options->metric, "Name of the metric")->required();
+  put->add_option("VALUE", options->value, "Its value")->required();
+  put->add_option("--by", options->by, "Who measured it");
+  put->callback([&registry, options] {
+    registry.action = [&registry, options] { return PutEval(registry.globals, *options); };
+  });
+  CLI::App* list = command->add_subcommand("list", "List the evaluations of an artifact");
+  list->fallthrough();
+  list->add_option("ID", options->id, "The artifact")->required();
+  list->callback([&registry, options] {
+    registry.action = [&registry, options] { return ListEvals(registry.globals, options->id); };
+  });
+}
+
+Status Scrub(const Globals& globals) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  STOCKPOT_ASSIGN_OR_RETURN(const rpc::ScrubReply reply, client->Scrub());
+  if (globals.json) {
+    PrintJson(ToJson(reply));
+  } else {
+    std::printf("read %lld chunks, %s: %zu damaged\n", static_cast<long long>(reply.chunks),
+                HumanBytes(reply.bytes).c_str(), reply.damaged.size());
+    for (const rpc::Damage& damage : reply.damaged) {
+      std::printf("%s  %s\n", ShortDigest(damage.chunk).c_str(), Printable(damage.error).c_str());
+      for (const std::string& who : damage.needed_by) {
+        std::printf("  needed by %s\n", Printable(who).c_str());
+      }
+    }
+  }
+  if (reply.damaged.empty()) return OkStatus();
+  return Corruption(std::to_string(reply.damaged.size()) +
+                    " chunks are damaged: push the checkpoints that need them again");
+}
+
+}  // namespace
+
+void AddChangeCommands(Registry& registry) {
+  AddMerge(registry);
+  AddPublish(registry);
+  AddAlias(registry);
+  AddEval(registry);
+  registry.app.add_subcommand("scrub", "Read every stored byte and check it")
+      ->callback(
+          [&registry] { registry.action = [&registry] { return Scrub(registry.globals); }; });
+}
+
+}  // namespace stockpot::cli

@@ -1,0 +1,39 @@
+// The commands of `stockpot`. Each Add function registers some of them; parsing the command line
+// picks one as `action`, which main.cc runs. Stdout has the answer, stderr progress and the one
+// line of an error.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "kernels/base/status.h"
+#include "thrift/client.h"
+
+namespace stockpot::cli {
+
+struct Globals {
+  std::string server{kDefaultRpcAddress};
+  bool json = false;   // the answer for programs (json.h)
+  bool quiet = false;  // no progress
+};
+
+struct Registry {
+  CLI::App& app;
+  Globals globals;
+  std::function<Status()> action;  // of the chosen command
+};
+
+void AddReadCommands(Registry& registry);    // runs, log, show, routes, status, jobs, events
+void AddUploadCommands(Registry& registry);  // import-base, push
+void AddChangeCommands(Registry& registry);  // merge, publish, unpublish, alias, eval, scrub
+void AddExportCommand(Registry& registry);   // export
+
+// Connects, or says what to do about it.
+Result<std::unique_ptr<Client>> ConnectTo(const Globals& globals);
+
+// Waits until the job is done, showing its share. Internal with the job's error if it failed.
+Result<rpc::Job> WaitForJob(Client& client, rpc::Job job, bool quiet);
+
+}  // namespace stockpot::cli

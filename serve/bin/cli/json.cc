@@ -1,0 +1,170 @@
+#include "serve/bin/cli/json.h"
+
+#include <cstdio>
+
+#include "serve/bin/cli/output.h"
+
+namespace stockpot::cli {
+namespace {
+
+Json Names(const std::vector<rpc::Alias>& aliases) {
+  Json out = Json::array();
+  for (const rpc::Alias& alias : aliases) out.push_back(alias.name);
+  return out;
+}
+
+Json StepOrNull(int64_t step) { return step < 0 ? Json(nullptr) : Json(step); }
+
+}  // namespace
+
+const char* KindName(rpc::Kind kind) {
+  switch (kind) {
+    case rpc::Kind::BASE:
+      return "base";
+    case rpc::Kind::CHECKPOINT:
+      return "checkpoint";
+    case rpc::Kind::MERGE:
+      return "merge";
+    case rpc::Kind::VARIANT:
+      return "variant";
+    case rpc::Kind::ADAPTER:
+      return "adapter";
+  }
+  return "unknown";
+}
+
+Json ToJson(const rpc::Run& run) {
+  return {{"name", run.name},
+          {"base", HexDigest(run.base)},
+          {"created_ms", run.created_ms},
+          {"config",
+           {{"merge_every", run.config.merge_every},
+            {"publish", run.config.publish},
+            {"best_metric", run.config.best_metric},
+            {"best_is_lower", run.config.best_is_lower},
+            {"merge_energy", run.config.merge_energy},
+            {"merge_rank", run.config.merge_rank}}},
+          {"tags", run.tags}};
+}
+
+Json ToJson(const rpc::Eval& eval) {
+  return {{"task", eval.task},
+          {"metric", eval.metric},
+          {"value", eval.value},
+          {"time_ms", eval.time_ms},
+          {"by", eval.by}};
+}
+
+Json ToJson(const rpc::ArtifactInfo& artifact) {
+  Json parents = Json::array();
+  for (const rpc::Edge& edge : artifact.parents) {
+    parents.push_back({{"type", edge.type}, {"digest", HexDigest(edge.parent)}});
+  }
+  Json children = Json::array();
+  for (const rpc::Edge& edge : artifact.children) {
+    children.push_back({{"type", edge.type}, {"digest", HexDigest(edge.child)}});
+  }
+  return {{"digest", HexDigest(artifact.digest)},
+          {"kind", KindName(artifact.kind)},
+          {"run", artifact.run},
+          {"step", StepOrNull(artifact.step)},
+          {"tensors", artifact.tensors},
+          {"logical_bytes", artifact.logical_bytes},
+          {"stored_bytes", artifact.stored_bytes},
+          {"parents", parents},
+          {"children", children},
+          {"aliases", Names(artifact.aliases)},
+          {"routes", Names(artifact.routes)},
+          {"metrics", artifact.metrics},
+          {"evals", ToJsonArray(artifact.evals)},
+          {"attributes", artifact.attributes}};
+}
+
+Json ToJson(const rpc::LogEntry& entry) {
+  return {{"step", entry.step.step},
+          {"kind", KindName(entry.step.kind)},
+          {"committed_ms", entry.step.committed_ms},
+          {"metrics", entry.step.metrics},
+          {"artifact", ToJson(entry.artifact)},
+          {"variants", ToJsonArray(entry.variants)}};
+}
+
+Json ToJson(const rpc::Job& job) {
+  return {{"key", job.key},
+          {"kind", job.kind},
+          {"state", job.state},
+          {"share", job.share},
+          {"attempts", job.attempts},
+          {"error", job.error},
+          {"result", job.result},
+          {"arguments", job.arguments},
+          {"created_ms", job.created_ms},
+          {"finished_ms", job.finished_ms}};
+}
+
+Json ToJson(const rpc::Event& event) {
+  return {{"sequence", event.sequence},
+          {"time_ms", event.time_ms},
+          {"type", event.type},
+          {"subject", event.subject},
+          {"fields", event.fields}};
+}
+
+Json ToJson(const rpc::DaemonStatus& status) {
+  Json served = Json::array();
+  for (const rpc::ServedModel& model : status.served) {
+    served.push_back({{"name", model.name},
+                      {"digest", model.digest},
+                      {"state", model.state},
+                      {"resident_bytes", model.resident_bytes}});
+  }
+  return {{"version", status.version},
+          {"uptime_ms", status.uptime_ms},
+          {"base", status.base},
+          {"base_state", status.base_state},
+          {"runs", status.runs},
+          {"artifacts", status.artifacts},
+          {"chunks", status.chunks},
+          {"chunk_bytes", status.chunk_bytes},
+          {"pack_bytes", status.pack_bytes},
+          {"open_sessions", status.open_sessions},
+          {"jobs", ToJsonArray(status.jobs)},
+          {"served", served},
+          {"devices", status.devices},
+          {"http_address", status.http_address},
+          {"thrift_address", status.thrift_address}};
+}
+
+Json ToJson(const rpc::ScrubReply& reply) {
+  Json damaged = Json::array();
+  for (const rpc::Damage& damage : reply.damaged) {
+    damaged.push_back({{"chunk", HexDigest(damage.chunk)},
+                       {"error", damage.error},
+                       {"needed_by", damage.needed_by}});
+  }
+  return {{"chunks", reply.chunks}, {"bytes", reply.bytes}, {"damaged", damaged}};
+}
+
+Json ToJson(const UploadReport& report) {
+  return {{"artifact", HexDigest(report.commit.artifact)},
+          {"existed", report.commit.existed},
+          {"event_sequence", report.commit.event_sequence},
+          {"total_bytes", report.bytes.total_bytes},
+          {"sent_bytes", report.bytes.sent_bytes}};
+}
+
+Json ToJson(const rpc::Alias& alias, const char* target) {
+  return {{"name", alias.name},
+          {target, HexDigest(alias.target)},
+          {"moved_ms", alias.moved_ms},
+          {"moved_by", alias.moved_by}};
+}
+
+void PrintJson(const Json& json, bool compact) {
+  const std::string text =
+      json.dump(compact ? -1 : 2, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace stockpot::cli

@@ -1,0 +1,83 @@
+// stockpot: the operator's program, a client of stockpotd. README.md describes its JSON.
+// Exit status: 0 done, 1 failed (one line on stderr says what and what to do), 2 wrong usage.
+#include <limits.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "serve/bin/cli/commands.h"
+#include "serve/bin/cli/output.h"
+
+namespace stockpot::cli {
+
+Result<std::unique_ptr<Client>> ConnectTo(const Globals& globals) {
+  Result<std::unique_ptr<Client>> client = Client::Connect(globals.server);
+  if (client.ok() || client.status().code() != StatusCode::kUnavailable) return client;
+  return Unavailable(client.status().message() +
+                     ": start one with `stockpot serve --data DIR`, or name another with --server");
+}
+
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
+
+// `stockpot serve ...` becomes `stockpotd ...`: the daemon beside this program, or the one in PATH.
+int Serve(char** argv) {
+  char self[PATH_MAX];
+  const ssize_t length = ::readlink("/proc/self/exe", self, sizeof self - 1);
+  std::string daemon = "stockpotd";
+  if (length > 0) {
+    const std::string_view path(self, length);
+    const std::string beside = std::string(path.substr(0, path.rfind('/') + 1)) + "stockpotd";
+    if (::access(beside.c_str(), X_OK) == 0) daemon = beside;
+  }
+  argv[0] = daemon.data();
+  ::execvp(daemon.c_str(), argv);
+  std::fprintf(stderr, "stockpot: serve: cannot run '%s': %s\n", daemon.c_str(),
+               std::strerror(errno));
+  return kExitFailed;
+}
+
+int Main(int argc, char** argv) {
+  if (argc >= 2 && std::string_view(argv[1]) == "serve") return Serve(argv + 1);
+
+  CLI::App app("Checkpoints on their way from training to answers", "stockpot");
+  app.require_subcommand(1);
+  app.fallthrough();
+  Registry registry{app, {}, nullptr};
+  app.add_option("--server", registry.globals.server, "HOST:PORT or unix:/path of the daemon")
+      ->envname("STOCKPOT_SERVER")
+      ->capture_default_str();
+  app.add_flag("--json", registry.globals.json, "Answer for programs");
+  app.add_flag("--quiet,-q", registry.globals.quiet, "No progress");
+  app.add_subcommand("serve", "Run the daemon (stockpotd) with the arguments that follow");
+  AddUploadCommands(registry);
+  AddReadCommands(registry);
+  AddChangeCommands(registry);
+  AddExportCommand(registry);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  if (!registry.action) {
+    std::fprintf(stderr, "stockpot: put `serve` first: stockpot serve --data DIR ...\n");
+    return kExitUsage;
+  }
+  const Status status = registry.action();
+  std::fflush(stdout);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "stockpot: %s: %s\n", app.get_subcommands().front()->get_name().c_str(),
+               Printable(status.message()).c_str());
+  return kExitFailed;
+}
+
+}  // namespace
+}  // namespace stockpot::cli
+
+int main(int argc, char** argv) { return stockpot::cli::Main(argc, argv); }

@@ -1,0 +1,182 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+
+#include "serve/bin/cli/commands.h"
+#include "serve/bin/cli/json.h"
+#include "serve/bin/cli/output.h"
+#include "store/safetensors.h"
+#include "thrift/upload.h"
+
+namespace stockpot::cli {
+namespace {
+
+struct PushOptions {
+  std::string run;
+  int64_t step = -1;
+  std::string folder;
+  std::string base;
+  std::vector<std::string> metrics;  // "name=value"
+  rpc::RunConfig config;
+  int connections = 2;
+};
+
+// "NAME=NUMBER" taken apart. InvalidArgument quotes it.
+Result<std::pair<std::string, double>> ParseMetric(const std::string& text) {
+  const size_t equals = text.find('=');
+  const std::string number = equals == std::string::npos ? "" : text.substr(equals + 1);
+  char* end = nullptr;
+  const double value = std::strtod(number.c_str(), &end);
+  if (equals == 0 || number.empty() || end != number.c_str() + number.size() ||
+      !std::isfinite(value)) {
+    return InvalidArgument("'" + text + "' is not NAME=NUMBER");
+  }
+  return std::pair(text.substr(0, equals), value);
+}
+
+// Sends a model folder over `connections` connections; `client` is the first.
+Result<UploadReport> SendFolder(Client& client, const Globals& globals, int connections,
+                                const std::string& folder, const rpc::SessionRequest& request,
+                                const std::map<std::string, double>& metrics) {
+  Result<std::unique_ptr<TensorSource>> source = OpenModelFolder(folder);
+  if (!source.ok()) return source.status().WithContext("folder '" + folder + "'");
+  std::vector<std::unique_ptr<Client>> extra;
+  std::vector<Client*> clients = {&client};
+  for (int i = 1; i < connections; ++i) {
+    STOCKPOT_ASSIGN_OR_RETURN(auto another, ConnectTo(globals));
+    extra.push_back(std::move(another));
+    clients.push_back(extra.back().get());
+  }
+  ProgressLine line("sending", globals.quiet);
+  UploadOptions options;
+  options.progress = [&](const UploadProgress& progress) {
+    line.Show(progress.total_bytes == 0 ? 1.0
+                                        : static_cast<double>(progress.done_bytes) /
+                                              static_cast<double>(progress.total_bytes),
+              HumanBytes(progress.done_bytes) + " of " + HumanBytes(progress.total_bytes) + ", " +
+                  HumanBytes(progress.sent_bytes) + " sent");
+  };
+  return UploadArtifact(clients, request, **source, metrics, options);
+}
+
+void PrintReport(const Globals& globals, const std::string& what, const UploadReport& report) {
+  if (globals.json) {
+    PrintJson(ToJson(report));
+    return;
+  }
+  std::printf("%s %s %s: %s, of which %s travelled\n", what.c_str(),
+              report.commit.existed ? "was there already:" : "is",
+              ShortDigest(report.commit.artifact).c_str(),
+              HumanBytes(report.bytes.total_bytes).c_str(),
+              HumanBytes(report.bytes.sent_bytes).c_str());
+}
+
+Status ImportBase(const Globals& globals, const std::string& name, const std::string& folder,
+                  int connections) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  rpc::SessionRequest request;
+  request.kind = rpc::Kind::BASE;
+  request.run = name;
+  STOCKPOT_ASSIGN_OR_RETURN(const UploadReport report,
+                            SendFolder(*client, globals, connections, folder, request, {}));
+  PrintReport(globals, "base " + name, report);
+  return OkStatus();
+}
+
+// Makes the run if it is new; an existing one keeps its configuration and must have this base.
+Status EnsureRun(Client& client, const PushOptions& options) {
+  STOCKPOT_ASSIGN_OR_RETURN(const std::vector<rpc::Run> runs, client.Runs());
+  const auto found = std::find_if(runs.begin(), runs.end(),
+                                  [&](const rpc::Run& run) { return run.name == options.run; });
+  if (found == runs.end()) {
+    if (options.base.empty()) {
+      return NotFound("there is no run '" + options.run + "': create it with --base NAME");
+    }
+    return client.CreateRun(options.run, options.base, options.config, {}).status();
+  }
+  if (options.base.empty()) return OkStatus();
+  STOCKPOT_ASSIGN_OR_RETURN(const Digest base, client.Resolve(options.base));
+  if (base.raw() != found->base) {
+    return AlreadyExists("run '" + options.run + "' has another base (" + ShortDigest(found->base) +
+                         "): choose another name for the run");
+  }
+  return OkStatus();
+}
+
+Status Push(const Globals& globals, const PushOptions& options) {
+  std::map<std::string, double> metrics;
+  for (const std::string& text : options.metrics) {
+    STOCKPOT_ASSIGN_OR_RETURN(const auto metric, ParseMetric(text));
+    metrics.insert(metric);
+  }
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  STOCKPOT_RETURN_IF_ERROR(EnsureRun(*client, options));
+  rpc::SessionRequest request;
+  request.kind = rpc::Kind::CHECKPOINT;
+  request.run = options.run;
+  request.step = options.step;
+  STOCKPOT_ASSIGN_OR_RETURN(
+      const UploadReport report,
+      SendFolder(*client, globals, options.connections, options.folder, request, metrics));
+  PrintReport(globals, options.run + "@" + std::to_string(options.step), report);
+  return OkStatus();
+}
+
+void AddImportBase(Registry& registry) {
+  const auto options = std::make_shared<PushOptions>();
+  CLI::App* command = registry.app.add_subcommand(
+      "import-base", "Store a Hugging Face folder as the base that runs fine-tune");
+  command->add_option("NAME", options->base, "Name of the base")->required();
+  command->add_option("DIR", options->folder, "config.json, *.safetensors, tokenizer.json")
+      ->required();
+  command->add_option("--connections", options->connections, "Connections to send over")
+      ->check(CLI::Range(1, 8));
+  command->callback([&registry, options] {
+    registry.action = [&registry, options] {
+      return ImportBase(registry.globals, options->base, options->folder, options->connections);
+    };
+  });
+}
+
+void AddPush(Registry& registry) {
+  const auto options = std::make_shared<PushOptions>();
+  CLI::App* command =
+      registry.app.add_subcommand("push", "Store a Hugging Face folder as a checkpoint of a run");
+  command->add_option("RUN", options->run, "Name of the run")->required();
+  command->add_option("STEP", options->step, "Training step")
+      ->required()
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("DIR", options->folder, "config.json, *.safetensors, tokenizer.json")
+      ->required();
+  command->add_option("--base", options->base, "Base of the run; creates the run if it is new");
+  command->add_option("--metric", options->metrics, "NAME=NUMBER of this step, repeatable")
+      ->check([](const std::string& text) {
+        const Status status = ParseMetric(text).status();
+        return status.ok() ? std::string() : status.message();
+      });
+  command
+      ->add_option("--merge-every", options->config.merge_every,
+                   "For a new run: merge every so many steps, 0 = never")
+      ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--publish", options->config.publish, "For a new run: what is served by itself")
+      ->check(CLI::IsMember({"every", "merges", "best", "request"}));
+  command->add_option("--best-metric", options->config.best_metric, "For a new run");
+  command->add_flag("!--best-is-higher", options->config.best_is_lower, "For a new run");
+  command->add_option("--connections", options->connections, "Connections to send over")
+      ->check(CLI::Range(1, 8));
+  command->callback([&registry, options] {
+    registry.action = [&registry, options] { return Push(registry.globals, *options); };
+  });
+}
+
+}  // namespace
+
+void AddUploadCommands(Registry& registry) {
+  AddImportBase(registry);
+  AddPush(registry);
+}
+
+}  // namespace stockpot::cli
