@@ -35,7 +35,8 @@ struct GoldenCase {
   std::unique_ptr<TensorSource> Tuned() const;
 };
 
-// The cases under the folder that the environment variable names; fails the test if there are none.
+// The cases under the folder that the environment variable names; none if it is not set. They are
+// made by model_oracle.py, which ctest runs first (fixture model_goldens).
 std::vector<GoldenCase> ReadCases(const char* environment_variable);
 
 // Bound on |our logit - transformers' logit| of row t and token v, both in float32:

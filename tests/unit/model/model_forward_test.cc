@@ -1,6 +1,7 @@
-// Our logits and greedy tokens against transformers', on tiny random Llamas of several shapes and
-// dtypes. The environment variable STOCKPOT_MODEL_GOLDENS names the folder that model_oracle.py
-// wrote.
+// Our logits and greedy tokens against transformers': the base, a one-bit variant and a dense
+// variant, the latter two stored, published and loaded as in the daemon. The environment variable
+// STOCKPOT_MODEL_GOLDENS names the folder that model_oracle.py wrote: tiny random Llamas of several
+// shapes and dtypes, or a real model.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,20 +10,18 @@
 #include "serve/model/transformer.h"
 #include "tests/unit/model/golden.h"
 #include "tests/unit/model/run_model.h"
+#include "tests/unit/model/world.h"
 
 namespace stockpot {
 namespace {
 
 using test::Expected;
 using test::GoldenCase;
+using test::World;
 
-constexpr int64_t kKvBytes = int64_t{64} << 20;
-
-std::shared_ptr<const BaseModel> LoadBase(const GoldenCase& golden) {
-  Result<std::shared_ptr<const BaseModel>> base = BaseModel::Load(Digest{}, *golden.Base());
-  EXPECT_TRUE(base.ok()) << base.status().ToString();
-  return base.ok() ? *base : nullptr;
-}
+constexpr int64_t kKvBytes = int64_t{256} << 20;
+constexpr int64_t kGreedyTokens = 64;
+constexpr int64_t kPromptChunk = 32;
 
 // Largest difference to the float64 logits.
 double WorstError64(const Expected& expected, const std::vector<float>& logits) {
@@ -33,39 +32,64 @@ double WorstError64(const Expected& expected, const std::vector<float>& logits) 
   return worst;
 }
 
-TEST(ModelForward, BaseLogitsEqualTransformers) {
-  for (const GoldenCase& golden : test::ReadCases("STOCKPOT_MODEL_GOLDENS")) {
-    SCOPED_TRACE(golden.name);
-    const auto base = LoadBase(golden);
-    ASSERT_NE(base, nullptr);
-    const Expected expected = golden.Read("base");
-    ThreadPool threads(2);
-    Transformer transformer(base, threads);
-    KvPool pool(base->config(), kKvBytes);
-    const std::vector<float> logits = test::PromptLogits(transformer, pool, nullptr, golden.prompt);
-    const double share = test::WorstShare(base->config(), expected, logits);
+class ModelForward : public ::testing::TestWithParam<GoldenCase> {};
+
+TEST_P(ModelForward, EqualsTransformers) {
+  const GoldenCase& golden = GetParam();
+  World world(*golden.Base());
+  const auto tuned = golden.Tuned();
+  const auto one_bit = world.Load(world.Publish(*tuned, PublishCodec::kBitDelta));
+  const auto dense = world.Load(world.Publish(*tuned, PublishCodec::kDense));
+  ASSERT_NE(one_bit, nullptr);
+  ASSERT_NE(dense, nullptr);
+  EXPECT_LT(one_bit->resident_bytes(), dense->resident_bytes());
+
+  ThreadPool threads(2);
+  Transformer transformer(world.base, threads);
+  const ModelConfig& config = world.base->config();
+  KvPool pool(config, kKvBytes);
+  const std::pair<const char*, const VariantModel*> models[] = {
+      {"base", nullptr}, {"onebit", one_bit.get()}, {"dense", dense.get()}};
+  for (const auto& [name, variant] : models) {
+    SCOPED_TRACE(name);
+    const Expected expected = golden.Read(name);
+    const std::vector<float> logits = test::PromptLogits(transformer, pool, variant, golden.prompt);
+    const double share = test::WorstShare(config, expected, logits);
+    printf("%-18s %-7s error / bound %.3f\n", golden.name.c_str(), name, share);
+    EXPECT_LE(share, 1.0);
+    ASSERT_EQ(static_cast<int64_t>(expected.greedy.size()), kGreedyTokens);
+    EXPECT_EQ(test::Greedy(transformer, pool, variant, golden.prompt, kPromptChunk, kGreedyTokens),
+              expected.greedy);
+    if (expected.logits64.empty()) continue;
+    // The bound is no excuse: we are as exact as float32 arithmetic in another order is.
     const double ours = WorstError64(expected, logits);
     const double theirs = WorstError64(expected, expected.logits);
-    printf("%-18s error / bound %.3f; against float64: ours %.2e, transformers %.2e\n",
-           golden.name.c_str(), share, ours, theirs);
-    EXPECT_LE(share, 1.0);
-    // The bound is no excuse: we are as exact as float32 arithmetic in another order is.
+    printf("%-18s %-7s against float64: ours %.2e, transformers' float32 %.2e\n",
+           golden.name.c_str(), name, ours, theirs);
     EXPECT_LE(ours, 4 * theirs);
   }
 }
 
-TEST(ModelForward, BaseGreedyTokensEqualTransformers) {
-  for (const GoldenCase& golden : test::ReadCases("STOCKPOT_MODEL_GOLDENS")) {
-    SCOPED_TRACE(golden.name);
-    const auto base = LoadBase(golden);
-    ASSERT_NE(base, nullptr);
-    const Expected expected = golden.Read("base");
-    ASSERT_EQ(expected.greedy.size(), 64u);
-    ThreadPool threads(2);
-    Transformer transformer(base, threads);
-    KvPool pool(base->config(), kKvBytes);
-    EXPECT_EQ(test::Greedy(transformer, pool, nullptr, golden.prompt, 32, 64), expected.greedy);
-  }
+// What the goldens distinguish: a variant that fell back to the base would be far off the bound.
+TEST_P(ModelForward, VariantsDifferFromTheBaseByMoreThanTheBound) {
+  const GoldenCase& golden = GetParam();
+  const auto source = golden.Base();
+  const Result<ModelConfig> config = ParseModelConfig(source->ReadFile("config.json").value(), "");
+  ASSERT_OK(config);
+  const Expected base = golden.Read("base");
+  const Expected one_bit = golden.Read("onebit");
+  const Expected dense = golden.Read("dense");
+  EXPECT_GT(test::WorstShare(*config, one_bit, base.logits), 10);
+  EXPECT_GT(test::WorstShare(*config, dense, base.logits), 10);
+  EXPECT_GT(test::WorstShare(*config, dense, one_bit.logits), 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ModelForward,
+                         ::testing::ValuesIn(test::ReadCases("STOCKPOT_MODEL_GOLDENS")),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(ModelForwardGoldens, ArePresent) {
+  EXPECT_FALSE(test::ReadCases("STOCKPOT_MODEL_GOLDENS").empty());
 }
 
 }  // namespace
