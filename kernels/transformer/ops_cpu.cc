@@ -15,9 +15,9 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/transformer/ops_cpu.cc"
 // clang-format off: foreach_target.h must come first.
+#include <hwy/contrib/math/math-inl.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
-#include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
 #include "kernels/bitdelta/linear_base-inl.h"

@@ -1,0 +1,75 @@
+// A decode step allocates nothing once its scratch memory has grown: counted by replacing operator
+// new.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "kernels/bitdelta/linear.h"
+#include "kernels/bitdelta/signs.h"
+#include "tests/unit/kernels/matrices.h"
+
+namespace {
+
+std::atomic<int64_t> allocations{0};
+
+void* Allocate(std::size_t bytes, std::size_t alignment) {
+  allocations.fetch_add(1);
+  void* p = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return Allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+
+namespace stockpot {
+namespace {
+
+TEST(Allocation, DecodeAllocatesNothingInTheSteadyState) {
+  constexpr int64_t kRows = 14, kDOut = 200, kDIn = 333;
+  Random random(1);
+  const OwnedFloats x = OwnedFloats::Gaussian(kRows, kDIn, random);
+  OwnedFloats y(kRows, kDOut);
+  const OwnedWeight base = OwnedWeight::Gaussian(DType::kBF16, kDOut, kDIn, 0.02f, random);
+  const std::vector<uint8_t> signs(static_cast<size_t>(SignBytes(kDOut, kDIn)), 0x5A);
+  const std::vector<float> alpha(static_cast<size_t>(kDOut), 0.01f);
+  const PackedSigns packed = PackedSigns::Pack(kDOut, kDIn, signs, alpha).value();
+  const WeightMatrix dense = base.view();
+  const std::vector<LayerDelta> variants = {{.signs = &packed}, {.dense = &dense}};
+  std::vector<int32_t> variant_of_row;
+  for (int64_t t = 0; t < kRows; ++t) variant_of_row.push_back(static_cast<int32_t>(t % 3) - 1);
+  const LinearArgs args{.x = x.view(),
+                        .base = base.view(),
+                        .variants = variants,
+                        .variant_of_row = variant_of_row,
+                        .y = y.view()};
+  ThreadPool threads(2);
+  LinearScratch scratch;
+  ASSERT_TRUE(BitDeltaLinearCpu(args, scratch, threads).ok());
+  const int64_t before = allocations.load();
+  bool ok = true;
+  for (int step = 0; step < 10; ++step) ok = ok && BitDeltaLinearCpu(args, scratch, threads).ok();
+  EXPECT_EQ(allocations.load() - before, 0);
+  EXPECT_TRUE(ok);
+  LinearArgs smaller = args;  // fits into what is there
+  smaller.x.rows = smaller.y.rows = 3;
+  smaller.variant_of_row = std::span(variant_of_row).first(3);
+  const int64_t again = allocations.load();
+  ok = BitDeltaLinearCpu(smaller, scratch, threads).ok();
+  EXPECT_EQ(allocations.load() - again, 0);
+  EXPECT_TRUE(ok);
+}
+
+}  // namespace
+}  // namespace stockpot
