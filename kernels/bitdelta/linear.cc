@@ -22,32 +22,33 @@ std::string ShapeText(int64_t rows, int64_t cols) {
   return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
 }
 
-Status CheckWeight(const WeightMatrix& w, int64_t d_out, int64_t d_in, const std::string& name) {
+// The checks leave naming to WithContext: a message is built only where one is needed, so that a
+// decode step allocates nothing.
+Status CheckWeight(const WeightMatrix& w, int64_t d_out, int64_t d_in) {
   if (!IsWeightDType(w.dtype)) {
-    return InvalidArgument(name + ": dtype " + std::string(DTypeName(w.dtype)) +
-                           " is not F32, F16 or BF16");
+    return InvalidArgument("dtype " + std::string(DTypeName(w.dtype)) + " is not F32, F16 or BF16");
   }
   if (w.rows != d_out || w.cols != d_in || (w.rows > 1 && w.stride < w.cols)) {
-    return InvalidArgument(name + ": shape " + ShapeText(w.rows, w.cols) + " with row stride " +
+    return InvalidArgument("shape " + ShapeText(w.rows, w.cols) + " with row stride " +
                            std::to_string(w.stride) + ", need " + ShapeText(d_out, d_in));
   }
-  if (w.data == nullptr && d_out * d_in > 0) return InvalidArgument(name + ": no data");
+  if (w.data == nullptr && d_out * d_in > 0) return InvalidArgument("no data");
   return OkStatus();
 }
 
-Status CheckVariant(const LayerDelta& variant, int64_t d_out, int64_t d_in,
-                    const std::string& name) {
+Status CheckVariant(const LayerDelta& variant, int64_t d_out, int64_t d_in) {
   if (variant.signs != nullptr && variant.dense != nullptr) {
-    return InvalidArgument(name + ": both signs and a dense weight");
+    return InvalidArgument("both signs and a dense weight");
   }
   if (variant.signs != nullptr &&
       (variant.signs->d_out() != d_out || variant.signs->d_in() != d_in)) {
-    return InvalidArgument(name + ".signs: shape " +
+    return InvalidArgument("signs of shape " +
                            ShapeText(variant.signs->d_out(), variant.signs->d_in()) + ", need " +
                            ShapeText(d_out, d_in));
   }
-  if (variant.dense != nullptr) return CheckWeight(*variant.dense, d_out, d_in, name + ".dense");
-  return OkStatus();
+  if (variant.dense == nullptr) return OkStatus();
+  const Status status = CheckWeight(*variant.dense, d_out, d_in);
+  return status.ok() ? status : status.WithContext("dense");
 }
 
 }  // namespace
@@ -114,7 +115,8 @@ Status CheckLinearArgs(const LinearArgs& args) {
   const int64_t d_out = args.base.rows;
   const int64_t d_in = args.base.cols;
   if (d_out < 0 || d_in < 0) return InvalidArgument("base: shape " + ShapeText(d_out, d_in));
-  STOCKPOT_RETURN_IF_ERROR(CheckWeight(args.base, d_out, d_in, "base"));
+  const Status base = CheckWeight(args.base, d_out, d_in);
+  if (!base.ok()) return base.WithContext("base");
   if (rows < 0 || args.x.cols != d_in || (rows > 1 && args.x.stride < d_in) ||
       (args.x.data == nullptr && rows * d_in > 0)) {
     return InvalidArgument("x: shape " + ShapeText(rows, args.x.cols) + ", the base takes " +
@@ -126,8 +128,8 @@ Status CheckLinearArgs(const LinearArgs& args) {
                            ShapeText(rows, d_out));
   }
   for (size_t v = 0; v < args.variants.size(); ++v) {
-    STOCKPOT_RETURN_IF_ERROR(
-        CheckVariant(args.variants[v], d_out, d_in, "variants[" + std::to_string(v) + "]"));
+    const Status variant = CheckVariant(args.variants[v], d_out, d_in);
+    if (!variant.ok()) return variant.WithContext("variants[" + std::to_string(v) + "]");
   }
   if (args.variant_of_row.empty()) return OkStatus();
   if (static_cast<int64_t>(args.variant_of_row.size()) != rows) {

@@ -14,10 +14,11 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/transformer/ops_cpu.cc"
-// clang-format off: foreach_target.h must come first.
-#include <hwy/contrib/math/math-inl.h>
+// foreach_target.h must come first, highway.h before math-inl.h.
+// clang-format off
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
 #include "kernels/bitdelta/linear_base-inl.h"
@@ -28,6 +29,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr int64_t kKeyBlock = 32;      // positions a step of the online softmax
+constexpr float kLargestExp = 88.0f;   // e^88 is finite in float32
 constexpr float kExpIsZero = -200.0f;  // Exp gives exactly 0 here, and is defined
 
 void RmsNormRow(const float* x, const float* weight, float epsilon, int64_t cols, float* y) {
@@ -52,7 +54,8 @@ void RmsNormRow(const float* x, const float* weight, float epsilon, int64_t cols
 HWY_INLINE FloatVec Silu(FloatVec gate) {
   const FloatTag f;
   const FloatVec one = hn::Set(f, 1.0f);
-  return hn::Div(gate, hn::Add(one, hn::Exp(f, hn::Neg(gate))));
+  const FloatVec power = hn::Min(hn::Neg(gate), hn::Set(f, kLargestExp));
+  return hn::Div(gate, hn::Add(one, hn::Exp(f, power)));
 }
 
 void SiluMulRow(const float* gate, const float* up, int64_t cols, float* y) {

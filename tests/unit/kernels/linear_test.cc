@@ -397,7 +397,7 @@ TEST(Linear, NamesTheFieldThatDoesNotFitAndLeavesYAlone) {
   reject(bad, "base:");
   bad = good;
   bad.variants = narrow.variants;
-  reject(bad, "variants[0].signs:");
+  reject(bad, "variants[0]: signs");
   bad = good;
   LayerDelta both[4] = {p.variants[0], p.variants[1], p.variants[2], p.variants[3]};
   both[1].dense = &p.dense_view;
@@ -407,7 +407,7 @@ TEST(Linear, NamesTheFieldThatDoesNotFitAndLeavesYAlone) {
   WeightMatrix wrong = p.dense_view;
   wrong.rows = 3;
   both[2].dense = &wrong;
-  reject(bad, "variants[2].dense:");
+  reject(bad, "variants[2]: dense:");
   bad = good;
   const int32_t outside[3] = {0, 4, 0};
   bad.variant_of_row = outside;
