@@ -91,60 +91,74 @@ class CheckpointStore {
  public:
   // Creates the directory if it is missing. Unavailable if another process has it open.
   static Result<std::unique_ptr<CheckpointStore>> Open(StoreOptions options);
-  virtual ~CheckpointStore() = default;
+  ~CheckpointStore();
+  CheckpointStore(const CheckpointStore&) = delete;
+  CheckpointStore& operator=(const CheckpointStore&) = delete;
 
   // --- chunks ---
-  virtual std::vector<bool> HaveChunks(std::span<const Digest> digests) const = 0;
+  // Present: durable, or put and on its way to a pack that has not failed.
+  std::vector<bool> HaveChunks(std::span<const Digest> digests) const;
   // Appends unless present. InvalidArgument if the bytes do not hash to `digest` or exceed
   // kChunkBytes; ResourceExhausted if the disk's reserve is met. Durable only once a commit names
-  // it.
-  virtual Status PutChunk(const Digest& digest, std::span<const std::byte> data) = 0;
+  // it, and only if no write of its pack failed until then.
+  Status PutChunk(const Digest& digest, std::span<const std::byte> data);
   // Splits, hashes and puts a whole run of bytes.
-  virtual Result<Part> PutBytes(std::span<const std::byte> data) = 0;
+  Result<Part> PutBytes(std::span<const std::byte> data);
   // The verified bytes of a stored chunk. NotFound; Corruption names the pack and offset.
-  virtual Result<std::vector<std::byte>> ReadChunk(const Digest& digest) const = 0;
+  Result<std::vector<std::byte>> ReadChunk(const Digest& digest) const;
   // Verified bytes [offset, offset + out.size()) of a part. InvalidArgument past the end.
-  virtual Status ReadPart(const Part& part, int64_t offset, std::span<std::byte> out) const = 0;
+  Status ReadPart(const Part& part, int64_t offset, std::span<std::byte> out) const;
 
   // --- commits ---
   // All or nothing. InvalidArgument (an invalid manifest, a missing chunk, a dangling edge),
   // AlreadyExists (a compare-and-set lost; a (run, step) that already has another artifact). An
-  // artifact that exists already is no error: commits are idempotent. Returns the last event's
-  // sequence.
-  virtual Result<int64_t> Apply(Commit commit) = 0;
+  // artifact that exists already is no error: commits are idempotent. Unavailable or
+  // ResourceExhausted: a pack failed and took chunks along that were not durable yet (put them
+  // again), or the disk is full, or after Shutdown(). Returns the sequence of the last event.
+  Result<int64_t> Apply(Commit commit);
 
   // --- reads ---
-  virtual Result<Manifest> GetManifest(const Digest& artifact) const = 0;
-  virtual bool HasArtifact(const Digest& artifact) const = 0;
-  // A name to one artifact: full hex, unique hex prefix (>= 6 digits), alias, base name,
-  // "RUN@STEP", "RUN@STEP.merge", or a route (last). NotFound / InvalidArgument (ambiguous prefix).
-  virtual Result<Digest> ResolveName(std::string_view name) const = 0;
-  virtual std::vector<Digest> ListArtifacts() const = 0;
-  virtual std::vector<Run> ListRuns() const = 0;
-  virtual Result<Run> GetRun(std::string_view name) const = 0;
-  virtual std::vector<StepRecord> ListSteps(std::string_view run) const = 0;  // by step, then kind
-  virtual std::vector<Edge> Parents(const Digest& child) const = 0;
-  virtual std::vector<Edge> Children(const Digest& parent) const = 0;
-  virtual std::optional<Alias> GetAlias(std::string_view name) const = 0;
-  virtual std::vector<Alias> ListAliases() const = 0;
-  virtual std::optional<Route> GetRoute(std::string_view name) const = 0;
-  virtual std::vector<Route> ListRoutes() const = 0;
-  virtual std::vector<Job> ListJobs() const = 0;  // by sequence
-  virtual std::optional<Job> GetJob(std::string_view key) const = 0;
-  virtual std::vector<Eval> ListEvals(const Digest& artifact) const = 0;
+  // Lists leave out records that cannot be read; the Get methods and Scrub() name them.
+  Result<Manifest> GetManifest(const Digest& artifact) const;
+  bool HasArtifact(const Digest& artifact) const;
+  // A name to one artifact: full hex, alias (a base's name is one), "RUN@STEP", "RUN@STEP.merge",
+  // route, unique hex prefix (>= 6 digits). In this order: an exact name never changes its meaning
+  // because an artifact arrives whose digest begins like it. NotFound / InvalidArgument
+  // (ambiguous).
+  Result<Digest> ResolveName(std::string_view name) const;
+  std::vector<Digest> ListArtifacts() const;
+  std::vector<Run> ListRuns() const;
+  Result<Run> GetRun(std::string_view name) const;
+  std::vector<StepRecord> ListSteps(std::string_view run) const;  // by step, then kind
+  std::vector<Edge> Parents(const Digest& child) const;
+  std::vector<Edge> Children(const Digest& parent) const;
+  std::optional<Alias> GetAlias(std::string_view name) const;
+  std::vector<Alias> ListAliases() const;
+  std::optional<Route> GetRoute(std::string_view name) const;
+  std::vector<Route> ListRoutes() const;
+  std::vector<Job> ListJobs() const;  // by sequence
+  std::optional<Job> GetJob(std::string_view key) const;
+  std::vector<Eval> ListEvals(const Digest& artifact) const;
   // Events with sequence > since, at most `limit`, oldest first.
-  virtual std::vector<Event> EventsSince(int64_t since, int64_t limit) const = 0;
+  std::vector<Event> EventsSince(int64_t since, int64_t limit) const;
+  // The sequence of the newest event; 0: none.
+  int64_t LastEvent() const;
   // Waits until an event newer than `since` exists, the timeout passes or Shutdown() is called;
   // true if there is one.
-  virtual bool WaitForEvents(int64_t since, int64_t timeout_ms) const = 0;
-  virtual StoreUsage Usage() const = 0;
+  bool WaitForEvents(int64_t since, int64_t timeout_ms) const;
+  // Counts by scanning the index: for status pages, not for loops.
+  StoreUsage Usage() const;
 
   // Reads every chunk; reports what is damaged and who needs it. `progress` may be null.
-  virtual Result<ScrubReport> Scrub(
-      const std::function<void(int64_t done, int64_t total)>& progress) const = 0;
+  Result<ScrubReport> Scrub(const std::function<void(int64_t done, int64_t total)>& progress) const;
 
   // Wakes WaitForEvents; later commits are Unavailable. Reads go on until destruction.
-  virtual void Shutdown() = 0;
+  void Shutdown();
+
+ private:
+  struct Impl;  // store/checkpoint_store_impl.h
+  explicit CheckpointStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace stockpot

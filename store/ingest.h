@@ -54,22 +54,26 @@ class Ingest {
   ~Ingest();
 
   // Creates the run, or confirms that it exists with the same base. AlreadyExists if the base
-  // differs; a different config replaces the old one (an event says so). NotFound: unknown base.
-  // `base` is a name or a hex digest.
+  // differs; a different config, or other tags (unless none are given), replace the old ones (an
+  // event says so). NotFound: unknown base. `base` is a name or a hex digest.
   Result<Run> CreateRun(const std::string& name, const std::string& base, const RunConfig& config,
                         const std::map<std::string, std::string>& tags);
 
-  // NotFound: unknown run. AlreadyExists: the step has another checkpoint. ResourceExhausted: too
-  // many.
+  // NotFound: unknown run. ResourceExhausted: too many sessions. A step that has a checkpoint may
+  // be opened again: whether it is the same one shows at its commit.
   Result<std::string> OpenSession(const SessionRequest& request);
   Result<std::vector<bool>> HaveChunks(const std::string& session, std::span<const Digest> digests);
   Status PutChunk(const std::string& session, const Digest& digest,
                   std::span<const std::byte> data);
-  // One commit: artifact, step, lineage (trained_from: the base or the run's previous checkpoint's
-  // base; resumed_from), alias RUN@latest, RUN@best by the run's metric, event, and the policy's
-  // jobs. For a base: the artifact and the alias NAME. A base must hold config.json and finite
-  // weights are not asked for here (the publish gate does). The session ends whatever the outcome
-  // but Unavailable.
+  // One commit: artifact, step, lineage (trained_from the run's base, resumed_from), alias
+  // RUN@latest (moves forward in steps only), RUN@best by the run's metric, event "checkpoint"
+  // {run, step, artifact, metrics as JSON} and one "alias" per move, and the policy's jobs. A
+  // metric that is not finite is dropped and named in the event's "dropped_metrics": a loss of NaN
+  // must not cost the checkpoint. For a base: the artifact, the alias NAME, event "base"; a base
+  // must hold config.json. Values and completeness of weights are the publish gate's to judge, not
+  // asked here. AlreadyExists: the step has another checkpoint, or the name another base. The
+  // session ends whatever the outcome, but for the retryable ones (IsRetryable): send again what
+  // HaveChunks says is missing, and commit again.
   Result<CommitReply> CommitShard(const std::string& session, ShardCommit shard);
   Status Abort(const std::string& session);
 

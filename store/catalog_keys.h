@@ -1,0 +1,65 @@
+// The keys of the catalogue (store/README.md). Text prefixes, raw digests, big-endian numbers, so
+// that byte order is the order of listing. Thread promise: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "store/records.h"
+
+namespace stockpot::catalog_keys {
+
+inline constexpr std::string_view kFormat = "meta/format";
+inline constexpr std::string_view kNextPack = "meta/next_pack";
+inline constexpr std::string_view kLastJob = "meta/last_job";
+inline constexpr std::string_view kArtifacts = "artifact/";  // + digest -> kind
+inline constexpr std::string_view kRuns = "run/";            // + name
+inline constexpr std::string_view kAliases = "alias/";       // + name
+inline constexpr std::string_view kRoutes = "route/";        // + name
+inline constexpr std::string_view kJobs = "job/";            // + key
+
+inline std::string BigEndian(uint64_t value) {
+  std::string out(8, '\0');
+  for (int i = 0; i < 8; ++i)
+    out[static_cast<size_t>(i)] = static_cast<char>(value >> (56 - 8 * i));
+  return out;
+}
+
+// 0 where there is no key of 8 bytes.
+inline int64_t ParseBigEndian(const std::optional<std::string>& key) {
+  uint64_t value = 0;
+  if (!key || key->size() != 8) return 0;
+  for (const char c : *key) value = value << 8 | static_cast<uint8_t>(c);
+  return static_cast<int64_t>(value);
+}
+
+inline std::string Named(std::string_view prefix, std::string_view name) {
+  return std::string(prefix) + std::string(name);
+}
+inline std::string Artifact(const Digest& digest) { return Named(kArtifacts, digest.raw()); }
+
+// Names hold no zero byte (store/names.h), so it can end them.
+inline std::string StepsOf(std::string_view run) { return "step/" + std::string(run) + '\0'; }
+inline std::string Step(std::string_view run, int64_t step, ArtifactKind kind) {
+  return StepsOf(run) + BigEndian(static_cast<uint64_t>(step)) + static_cast<char>(kind);
+}
+
+// Every edge twice: from the child up, from the parent down.
+inline std::string ParentsOf(const Digest& child) { return Named("up/", child.raw()); }
+inline std::string ChildrenOf(const Digest& parent) { return Named("down/", parent.raw()); }
+inline std::string Up(const Edge& e) {
+  return ParentsOf(e.child) + static_cast<char>(e.type) + std::string(e.parent.raw());
+}
+inline std::string Down(const Edge& e) {
+  return ChildrenOf(e.parent) + static_cast<char>(e.type) + std::string(e.child.raw());
+}
+
+inline std::string EvalsOf(const Digest& artifact) { return Named("eval/", artifact.raw()); }
+inline std::string EvalKey(const Eval& e) {
+  return EvalsOf(e.artifact) + e.task + '\0' + e.metric + '\0' +
+         BigEndian(static_cast<uint64_t>(e.time_ms)) + e.by;
+}
+
+}  // namespace stockpot::catalog_keys

@@ -1,0 +1,334 @@
+#include "store/checkpoint_store.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <system_error>
+
+#include "kernels/base/check.h"
+#include "store/catalog_keys.h"
+#include "store/checkpoint_store_impl.h"
+#include "store/crc32c.h"
+
+namespace stockpot {
+namespace {
+
+constexpr size_t kMaxGroup = 64;  // commits that share one sync
+
+Result<std::shared_ptr<FileHandle>> LockDirectory(const std::filesystem::path& directory) {
+  const std::filesystem::path path = directory / "LOCK";
+  STOCKPOT_ASSIGN_OR_RETURN(auto file, OpenFile(path, O_RDWR | O_CREAT));
+  if (::flock(file->fd(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      return Unavailable(directory.string() + " is open in another process (or twice in this one)");
+    }
+    return ErrnoStatus(errno, path.string());
+  }
+  return file;
+}
+
+// Gives back the space that a killed process had preallocated past the end of its last pack.
+void TrimPack(const std::filesystem::path& path) {
+  struct stat info;
+  constexpr int64_t kSlackBytes = 1 << 20;
+  if (::stat(path.c_str(), &info) != 0) return;
+  if (int64_t{info.st_blocks} * 512 <= info.st_size + kSlackBytes) return;
+  [[maybe_unused]] const int trimmed = ::truncate(path.c_str(), info.st_size);
+}
+
+// The greatest number of a pack in the folder, after trimming them all.
+Result<uint32_t> SurveyPacks(const std::filesystem::path& directory) {
+  uint32_t greatest = 0;
+  std::error_code error;
+  for (auto it = std::filesystem::directory_iterator(directory, error);
+       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    const std::optional<uint32_t> number = PackNumber(it->path());
+    if (!number) continue;
+    greatest = std::max(greatest, *number);
+    TrimPack(it->path());
+  }
+  if (error) return ErrnoStatus(error.value(), directory.string());
+  return greatest;
+}
+
+int64_t ParseCounter(const std::optional<std::string>& text) {
+  return text ? std::strtoll(text->c_str(), nullptr, 10) : 0;
+}
+
+}  // namespace
+
+Clock SystemClock() {
+  return [] {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+               std::chrono::system_clock::now().time_since_epoch())
+        .count();
+  };
+}
+
+CheckpointStore::CheckpointStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CheckpointStore::~CheckpointStore() { Shutdown(); }
+
+Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(StoreOptions options) {
+  STOCKPOT_CHECK(options.clock != nullptr);
+  auto impl = std::make_unique<Impl>();
+  impl->options = std::move(options);
+  const std::filesystem::path& directory = impl->options.directory;
+  impl->packs_directory = directory / "packs";
+  std::error_code error;
+  std::filesystem::create_directories(impl->packs_directory, error);
+  if (error) return ErrnoStatus(error.value(), impl->packs_directory.string());
+  STOCKPOT_ASSIGN_OR_RETURN(impl->lock, LockDirectory(directory));
+  STOCKPOT_RETURN_IF_ERROR(SyncDirectory(directory));
+  STOCKPOT_ASSIGN_OR_RETURN(impl->catalog, Catalog::Open(directory / "catalog"));
+
+  STOCKPOT_ASSIGN_OR_RETURN(const uint32_t greatest, SurveyPacks(impl->packs_directory));
+  STOCKPOT_ASSIGN_OR_RETURN(const auto next_pack,
+                            impl->catalog->Get(Column::kRecords, catalog_keys::kNextPack));
+  STOCKPOT_ASSIGN_OR_RETURN(const auto last_job,
+                            impl->catalog->Get(Column::kRecords, catalog_keys::kLastJob));
+  impl->last_job = ParseCounter(last_job);
+  impl->last_event = catalog_keys::ParseBigEndian(impl->catalog->LastKey(Column::kEvents));
+  PackWriter::Options packs{.directory = impl->packs_directory,
+                            .pack_bytes = impl->options.pack_bytes};
+  packs.next_pack = std::max(greatest + 1, static_cast<uint32_t>(ParseCounter(next_pack)));
+  impl->reader = std::make_unique<PackReader>(impl->packs_directory);
+  impl->writer = std::make_unique<PackWriter>(std::move(packs));
+  return std::unique_ptr<CheckpointStore>(new CheckpointStore(std::move(impl)));
+}
+
+// --- chunks ---
+
+Result<std::optional<ChunkLocation>> CheckpointStore::Impl::FindChunk(const Digest& digest) const {
+  // Pending first: a chunk leaves it only after its index entry is there.
+  if (const auto pending = writer->FindPending(digest)) return pending;
+  STOCKPOT_ASSIGN_OR_RETURN(const auto raw, catalog->Get(Column::kChunks, digest.raw()));
+  if (!raw) return std::optional<ChunkLocation>();
+  Result<ChunkLocation> location = ChunkLocation::Decode(*raw);
+  if (!location.ok()) return location.status().WithContext("chunk " + digest.Hex());
+  return std::optional<ChunkLocation>(*location);
+}
+
+bool CheckpointStore::Impl::HasChunk(const Digest& digest) const {
+  const auto location = FindChunk(digest);
+  return location.ok() && location->has_value();
+}
+
+std::vector<bool> CheckpointStore::HaveChunks(std::span<const Digest> digests) const {
+  std::vector<bool> have;
+  have.reserve(digests.size());
+  for (const Digest& digest : digests) have.push_back(impl_->HasChunk(digest));
+  return have;
+}
+
+Status CheckpointStore::Impl::CheckReserve(size_t bytes) const {
+  STOCKPOT_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeBytes(packs_directory));
+  if (free_bytes >= options.free_bytes_reserve + static_cast<int64_t>(bytes)) return OkStatus();
+  return ResourceExhausted("the disk of " + options.directory.string() + " has " +
+                           std::to_string(free_bytes >> 20) + " MiB free, the reserve is " +
+                           std::to_string(options.free_bytes_reserve >> 20) + " MiB");
+}
+
+Status CheckpointStore::Impl::PutInline(const Digest& digest, std::span<const std::byte> data) {
+  const ChunkLocation location{.length = static_cast<uint32_t>(data.size()), .crc = Crc32c(data)};
+  CatalogBatch batch(*catalog);
+  batch.Put(Column::kInline, digest.raw(),
+            {reinterpret_cast<const char*>(data.data()), data.size()});
+  batch.Put(Column::kChunks, digest.raw(), location.Encode());
+  return catalog->Write(batch, /*synced=*/false);
+}
+
+Status CheckpointStore::PutChunk(const Digest& digest, std::span<const std::byte> data) {
+  if (data.empty() || static_cast<int64_t>(data.size()) > kChunkBytes) {
+    return InvalidArgument("chunk " + digest.Hex() + " has " + std::to_string(data.size()) +
+                           " bytes; 1 to " + std::to_string(kChunkBytes) + " are allowed");
+  }
+  if (Sha256(data) != digest) {
+    return InvalidArgument("the bytes of chunk " + digest.Hex() + " have another SHA-256");
+  }
+  if (impl_->HasChunk(digest)) return OkStatus();
+  STOCKPOT_RETURN_IF_ERROR(impl_->CheckReserve(data.size()));
+  if (static_cast<int64_t>(data.size()) < kInlineChunkBytes) return impl_->PutInline(digest, data);
+  return impl_->writer->Append(digest, data, Crc32c(data));
+}
+
+Result<Part> CheckpointStore::PutBytes(std::span<const std::byte> data) {
+  Part part;
+  part.bytes = static_cast<int64_t>(data.size());
+  part.chunks.reserve(static_cast<size_t>(ChunkCount(part.bytes)));
+  while (!data.empty()) {
+    const auto chunk = data.first(std::min(data.size(), static_cast<size_t>(kChunkBytes)));
+    data = data.subspan(chunk.size());
+    const Digest digest = Sha256(chunk);
+    part.chunks.push_back(digest);
+    if (impl_->HasChunk(digest)) continue;
+    STOCKPOT_RETURN_IF_ERROR(impl_->CheckReserve(chunk.size()));
+    if (static_cast<int64_t>(chunk.size()) < kInlineChunkBytes) {
+      STOCKPOT_RETURN_IF_ERROR(impl_->PutInline(digest, chunk));
+    } else {
+      STOCKPOT_RETURN_IF_ERROR(impl_->writer->Append(digest, chunk, Crc32c(chunk)));
+    }
+  }
+  return part;
+}
+
+Status CheckpointStore::Impl::ReadChunkInto(const Digest& digest, const ChunkLocation& location,
+                                            std::span<std::byte> out, bool check_record) const {
+  if (location.length != out.size()) {
+    return Corruption("chunk " + digest.Hex() + " has " + std::to_string(location.length) +
+                      " bytes, " + std::to_string(out.size()) + " are expected");
+  }
+  if (!location.is_inline()) {
+    STOCKPOT_RETURN_IF_ERROR(writer->WaitUntilReadable(digest));
+    const Status status = check_record ? reader->ReadAndCheckRecord(digest, location, out)
+                                       : reader->Read(digest, location, out);
+    // Its pack may have failed, and gone, between the look-up and the read.
+    if (!status.ok()) STOCKPOT_RETURN_IF_ERROR(writer->LostReason(digest));
+    return status;
+  }
+  STOCKPOT_ASSIGN_OR_RETURN(const auto data, catalog->Get(Column::kInline, digest.raw()));
+  if (!data) return Corruption(DescribeChunk(digest, location) + ": its bytes are missing");
+  if (data->size() != out.size() || Sha256(*data) != digest) {
+    return Corruption(DescribeChunk(digest, location) + ": SHA-256 does not match");
+  }
+  std::memcpy(out.data(), data->data(), out.size());
+  return OkStatus();
+}
+
+Result<std::vector<std::byte>> CheckpointStore::ReadChunk(const Digest& digest) const {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto location, impl_->FindChunk(digest));
+  if (!location) return NotFound("chunk " + digest.Hex());
+  std::vector<std::byte> data(location->length);
+  STOCKPOT_RETURN_IF_ERROR(impl_->ReadChunkInto(digest, *location, data, false));
+  return data;
+}
+
+Result<std::shared_ptr<const std::vector<std::byte>>> CheckpointStore::Impl::ReadCached(
+    const Digest& digest) const {
+  {
+    std::lock_guard lock_guard(cache_mutex);
+    for (const CachedChunk& chunk : cache) {
+      if (chunk.data != nullptr && chunk.digest == digest) return chunk.data;
+    }
+  }
+  STOCKPOT_ASSIGN_OR_RETURN(const auto location, FindChunk(digest));
+  if (!location) return NotFound("chunk " + digest.Hex());
+  auto data = std::make_shared<std::vector<std::byte>>(location->length);
+  STOCKPOT_RETURN_IF_ERROR(ReadChunkInto(digest, *location, *data, false));
+  std::lock_guard lock_guard(cache_mutex);
+  cache[cache_next] = {digest, data};
+  cache_next = (cache_next + 1) % cache.size();
+  return std::shared_ptr<const std::vector<std::byte>>(std::move(data));
+}
+
+Status CheckpointStore::ReadPart(const Part& part, int64_t offset, std::span<std::byte> out) const {
+  const auto length = static_cast<int64_t>(out.size());
+  if (offset < 0 || offset > part.bytes || length > part.bytes - offset ||
+      static_cast<int64_t>(part.chunks.size()) != ChunkCount(part.bytes)) {
+    return InvalidArgument("bytes [" + std::to_string(offset) + ", +" + std::to_string(length) +
+                           ") of a part of " + std::to_string(part.bytes));
+  }
+  while (!out.empty()) {
+    const int64_t index = offset / kChunkBytes;
+    const int64_t begin = offset % kChunkBytes;
+    const int64_t chunk_bytes = std::min(kChunkBytes, part.bytes - index * kChunkBytes);
+    const auto n =
+        static_cast<size_t>(std::min(chunk_bytes - begin, static_cast<int64_t>(out.size())));
+    const Digest& digest = part.chunks[static_cast<size_t>(index)];
+    if (static_cast<int64_t>(n) == chunk_bytes) {
+      STOCKPOT_ASSIGN_OR_RETURN(const auto location, impl_->FindChunk(digest));
+      if (!location) return NotFound("chunk " + digest.Hex());
+      STOCKPOT_RETURN_IF_ERROR(impl_->ReadChunkInto(digest, *location, out.first(n), false));
+    } else {
+      STOCKPOT_ASSIGN_OR_RETURN(const auto data, impl_->ReadCached(digest));
+      if (static_cast<int64_t>(data->size()) != chunk_bytes) {
+        return Corruption("chunk " + digest.Hex() + " has the wrong length");
+      }
+      std::memcpy(out.data(), data->data() + begin, n);
+    }
+    out = out.subspan(n);
+    offset += static_cast<int64_t>(n);
+  }
+  return OkStatus();
+}
+
+// --- commits ---
+
+Result<int64_t> CheckpointStore::Apply(Commit commit) {
+  STOCKPOT_ASSIGN_OR_RETURN(
+      const PreparedCommit prepared,
+      PrepareCommit(std::move(commit), [this](const Digest& d) { return GetManifest(d); }));
+  Impl::Waiter self;
+  self.prepared = &prepared;
+  std::unique_lock lock(impl_->commit_mutex);
+  impl_->waiting.push_back(&self);
+  impl_->commit_done.wait(lock, [&] { return self.done || !impl_->leading; });
+  if (self.done) return self.outcome;
+
+  // Nobody leads: this thread commits itself and, in the same sync, everybody who waits.
+  impl_->leading = true;
+  while (!self.done) {
+    const size_t count = std::min(impl_->waiting.size(), kMaxGroup);
+    const std::vector<Impl::Waiter*> group(impl_->waiting.begin(),
+                                           impl_->waiting.begin() + static_cast<ptrdiff_t>(count));
+    impl_->waiting.erase(impl_->waiting.begin(),
+                         impl_->waiting.begin() + static_cast<ptrdiff_t>(count));
+    lock.unlock();
+    impl_->CommitGroup(group);
+    lock.lock();
+    for (Impl::Waiter* waiter : group) waiter->done = true;
+  }
+  impl_->leading = false;
+  impl_->commit_done.notify_all();
+  return self.outcome;
+}
+
+void CheckpointStore::Impl::CommitGroup(std::span<Waiter* const> group) {
+  int64_t event_before = 0;
+  {
+    std::lock_guard lock_guard(event_mutex);
+    event_before = last_event;
+    if (shut_down) {
+      for (Waiter* waiter : group) waiter->outcome = Unavailable("the store is shutting down");
+      return;
+    }
+  }
+  // The chunks first. Whatever is durable now gets its index entry in this batch, whoever put it.
+  const std::vector<IndexedChunk> durable = writer->Sync();
+  CatalogBatch batch(*catalog);
+  for (const IndexedChunk& chunk : durable) {
+    batch.Put(Column::kChunks, chunk.digest.raw(), chunk.location.Encode());
+  }
+  if (!durable.empty()) {
+    batch.Put(Column::kRecords, catalog_keys::kNextPack, std::to_string(writer->next_pack()));
+  }
+  CommitWriter commits(batch, options.clock(), event_before, last_job,
+                       [this](const Digest& chunk) { return writer->LostReason(chunk); });
+  for (Waiter* waiter : group) waiter->outcome = commits.Add(*waiter->prepared);
+
+  const Status written = catalog->Write(batch, /*synced=*/true);
+  if (!written.ok()) {
+    for (Waiter* waiter : group) {
+      if (waiter->outcome.ok()) waiter->outcome = written;
+    }
+    return;
+  }
+  writer->MarkIndexed(durable);
+  last_job = commits.last_job();
+  std::lock_guard lock_guard(event_mutex);
+  last_event = commits.last_event();
+  event_added.notify_all();
+}
+
+void CheckpointStore::Shutdown() {
+  std::lock_guard lock(impl_->event_mutex);
+  impl_->shut_down = true;
+  impl_->event_added.notify_all();
+}
+
+}  // namespace stockpot

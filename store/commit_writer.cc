@@ -1,0 +1,261 @@
+#include "store/commit_writer.h"
+
+#include <algorithm>
+
+#include "store/catalog_keys.h"
+#include "store/pack_format.h"
+#include "store/record_codec.h"
+
+namespace stockpot {
+namespace {
+
+namespace keys = catalog_keys;
+
+std::string StepName(const StepRecord& step) {
+  return step.run + "@" + std::to_string(step.step) +
+         (step.kind == ArtifactKind::kMerge ? ".merge" : "");
+}
+
+}  // namespace
+
+CommitWriter::CommitWriter(CatalogBatch& batch, int64_t now_ms, int64_t last_event,
+                           int64_t last_job, std::function<Status(const Digest&)> lost)
+    : batch_(batch),
+      now_ms_(now_ms),
+      last_event_(last_event),
+      last_job_(last_job),
+      lost_(std::move(lost)) {}
+
+Result<int64_t> CommitWriter::Add(const PreparedCommit& prepared) {
+  const Commit& commit = prepared.commit;
+  own_artifacts_.clear();
+  for (size_t i = 0; i < prepared.artifacts.size(); ++i) {
+    own_artifacts_[prepared.artifacts[i].digest] = commit.artifacts[i].kind;
+  }
+  STOCKPOT_RETURN_IF_ERROR(CheckArtifacts(prepared));
+  STOCKPOT_RETURN_IF_ERROR(CheckRuns(commit));
+  STOCKPOT_RETURN_IF_ERROR(CheckSteps(commit));
+  STOCKPOT_RETURN_IF_ERROR(CheckReferences(commit));
+  STOCKPOT_RETURN_IF_ERROR(CheckMoves(commit.aliases, keys::kAliases));
+  STOCKPOT_RETURN_IF_ERROR(CheckMoves(commit.routes, keys::kRoutes));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::vector<Job> jobs, NumberJobs(commit.jobs));
+
+  for (size_t i = 0; i < prepared.artifacts.size(); ++i) {
+    const auto& artifact = prepared.artifacts[i];
+    batch_.Put(Column::kManifests, artifact.digest.raw(), artifact.json);
+    batch_.Put(Column::kRecords, keys::Artifact(artifact.digest),
+               ArtifactKindName(commit.artifacts[i].kind));
+  }
+  WriteJobs(jobs);
+  WriteRecords(commit);
+  WriteMoves(commit.aliases, keys::kAliases);
+  WriteMoves(commit.routes, keys::kRoutes);
+  WriteEvents(commit.events);
+  return last_event_;
+}
+
+// --- checks ---
+
+Status CommitWriter::CheckArtifacts(const PreparedCommit& prepared) {
+  for (size_t i = 0; i < prepared.artifacts.size(); ++i) {
+    const Digest& digest = prepared.artifacts[i].digest;
+    STOCKPOT_ASSIGN_OR_RETURN(const auto stored,
+                              batch_.Get(Column::kRecords, keys::Artifact(digest)));
+    if (stored) continue;  // its chunks were checked when it came
+    STOCKPOT_RETURN_IF_ERROR(
+        CheckChunks(prepared.commit.artifacts[i]).WithContext("artifact " + digest.ShortHex()));
+  }
+  return OkStatus();
+}
+
+Status CommitWriter::CheckChunks(const Manifest& manifest) {
+  for (const TensorEntry& tensor : manifest.tensors) {
+    for (const auto& [role, part] : tensor.parts) {
+      const Status status = CheckPart(part);
+      if (!status.ok()) return status.WithContext("tensor '" + tensor.name + "'");
+    }
+  }
+  for (const auto& [name, part] : manifest.files) {
+    STOCKPOT_RETURN_IF_ERROR(CheckPart(part).WithContext("file " + name));
+  }
+  return OkStatus();
+}
+
+Status CommitWriter::CheckPart(const Part& part) {
+  for (size_t i = 0; i < part.chunks.size(); ++i) {
+    const Digest& chunk = part.chunks[i];
+    STOCKPOT_ASSIGN_OR_RETURN(const auto raw, batch_.Get(Column::kChunks, chunk.raw()));
+    if (!raw) {
+      STOCKPOT_RETURN_IF_ERROR(lost_(chunk));
+      return InvalidArgument("chunk " + chunk.Hex() + " is not stored");
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(const ChunkLocation location, ChunkLocation::Decode(*raw));
+    const int64_t length =
+        std::min(kChunkBytes, part.bytes - static_cast<int64_t>(i) * kChunkBytes);
+    if (location.length != length) {
+      return InvalidArgument("chunk " + chunk.Hex() + " has " + std::to_string(location.length) +
+                             " bytes, the part needs " + std::to_string(length));
+    }
+  }
+  return OkStatus();
+}
+
+Result<ArtifactKind> CommitWriter::KindOf(const Digest& digest) const {
+  if (const auto it = own_artifacts_.find(digest); it != own_artifacts_.end()) return it->second;
+  STOCKPOT_ASSIGN_OR_RETURN(const auto kind, batch_.Get(Column::kRecords, keys::Artifact(digest)));
+  if (!kind) return InvalidArgument("artifact " + digest.ShortHex() + " is not stored");
+  return ArtifactKindFromName(*kind);
+}
+
+Status CommitWriter::RequireArtifact(const Digest& digest) const { return KindOf(digest).status(); }
+
+Status CommitWriter::CheckRuns(const Commit& commit) {
+  for (const Run& run : commit.runs) {
+    STOCKPOT_RETURN_IF_ERROR(
+        RequireArtifact(run.base).WithContext("the base of run '" + run.name + "'"));
+    STOCKPOT_ASSIGN_OR_RETURN(const auto raw,
+                              batch_.Get(Column::kRecords, keys::Named(keys::kRuns, run.name)));
+    if (!raw) continue;
+    STOCKPOT_ASSIGN_OR_RETURN(const Run stored, DecodeRun(*raw));
+    if (stored.base != run.base) {
+      return AlreadyExists("run '" + run.name + "' has another base, " + stored.base.ShortHex());
+    }
+  }
+  return OkStatus();
+}
+
+Status CommitWriter::CheckSteps(const Commit& commit) {
+  for (const StepRecord& step : commit.steps) {
+    const bool own_run = std::any_of(commit.runs.begin(), commit.runs.end(),
+                                     [&](const Run& run) { return run.name == step.run; });
+    if (!own_run) {
+      STOCKPOT_ASSIGN_OR_RETURN(const auto run,
+                                batch_.Get(Column::kRecords, keys::Named(keys::kRuns, step.run)));
+      if (!run) return InvalidArgument("run '" + step.run + "' does not exist");
+    }
+    const Result<ArtifactKind> kind = KindOf(step.artifact);
+    if (!kind.ok()) return kind.status().WithContext("step " + StepName(step));
+    if (*kind != step.kind)
+      return InvalidArgument(StepName(step) + ": the artifact's kind differs");
+    STOCKPOT_ASSIGN_OR_RETURN(
+        const auto raw, batch_.Get(Column::kRecords, keys::Step(step.run, step.step, step.kind)));
+    if (!raw) continue;
+    STOCKPOT_ASSIGN_OR_RETURN(const StepRecord stored, DecodeStep(*raw));
+    if (stored.artifact != step.artifact) {
+      return AlreadyExists(StepName(step) + " is artifact " + stored.artifact.ShortHex() +
+                           " already, not " + step.artifact.ShortHex());
+    }
+  }
+  return OkStatus();
+}
+
+Status CommitWriter::CheckReferences(const Commit& commit) {
+  for (const Edge& edge : commit.edges) {
+    const std::string context = std::string("edge ") + std::string(EdgeTypeName(edge.type));
+    STOCKPOT_RETURN_IF_ERROR(RequireArtifact(edge.child).WithContext(context));
+    STOCKPOT_RETURN_IF_ERROR(RequireArtifact(edge.parent).WithContext(context));
+    if (edge.child == edge.parent) return InvalidArgument(context + " from an artifact to itself");
+  }
+  for (const Eval& eval : commit.evals) {
+    STOCKPOT_RETURN_IF_ERROR(RequireArtifact(eval.artifact).WithContext("eval " + eval.task));
+  }
+  return OkStatus();
+}
+
+Status CommitWriter::CheckMoves(const std::vector<AliasMove>& moves, std::string_view prefix) {
+  const std::string what(prefix.substr(0, prefix.size() - 1));  // "alias", "route"
+  for (const AliasMove& move : moves) {
+    if (!move.to.IsZero()) {
+      STOCKPOT_RETURN_IF_ERROR(RequireArtifact(move.to).WithContext(what + " '" + move.name + "'"));
+    }
+    if (!move.expected) continue;
+    STOCKPOT_ASSIGN_OR_RETURN(const auto raw,
+                              batch_.Get(Column::kRecords, keys::Named(prefix, move.name)));
+    Digest now;
+    if (raw) {
+      STOCKPOT_ASSIGN_OR_RETURN(const Alias stored, DecodeAlias(move.name, *raw));
+      now = stored.artifact;
+    }
+    if (now != *move.expected) {
+      return AlreadyExists(what + " '" + move.name + "' moved meanwhile: it is " +
+                           (now.IsZero() ? "gone" : now.ShortHex()));
+    }
+  }
+  return OkStatus();
+}
+
+// The jobs as they will be stored: a known one keeps its place in the order.
+Result<std::vector<Job>> CommitWriter::NumberJobs(const std::vector<Job>& jobs) const {
+  std::vector<Job> numbered = jobs;
+  int64_t last = last_job_;
+  for (Job& job : numbered) {
+    STOCKPOT_ASSIGN_OR_RETURN(const auto raw,
+                              batch_.Get(Column::kRecords, keys::Named(keys::kJobs, job.key)));
+    if (raw) {
+      STOCKPOT_ASSIGN_OR_RETURN(const Job stored, DecodeJob(*raw));
+      job.sequence = stored.sequence;
+      job.created_ms = stored.created_ms;
+    } else {
+      job.sequence = ++last;
+      if (job.created_ms == 0) job.created_ms = now_ms_;
+    }
+  }
+  return numbered;
+}
+
+// --- writes ---
+
+void CommitWriter::WriteJobs(const std::vector<Job>& jobs) {
+  for (const Job& job : jobs) {
+    last_job_ = std::max(last_job_, job.sequence);
+    batch_.Put(Column::kRecords, keys::Named(keys::kJobs, job.key), EncodeJob(job));
+  }
+  if (!jobs.empty()) {
+    batch_.Put(Column::kRecords, keys::kLastJob, std::to_string(last_job_));
+  }
+}
+
+void CommitWriter::WriteRecords(const Commit& commit) {
+  for (const Run& run : commit.runs) {
+    Run record = run;
+    if (record.created_ms == 0) record.created_ms = now_ms_;
+    batch_.Put(Column::kRecords, keys::Named(keys::kRuns, run.name), EncodeRun(record));
+  }
+  for (const StepRecord& step : commit.steps) {
+    StepRecord record = step;
+    if (record.committed_ms == 0) record.committed_ms = now_ms_;
+    batch_.Put(Column::kRecords, keys::Step(step.run, step.step, step.kind), EncodeStep(record));
+  }
+  for (const Edge& edge : commit.edges) {
+    batch_.Put(Column::kRecords, keys::Up(edge), "");
+    batch_.Put(Column::kRecords, keys::Down(edge), "");
+  }
+  for (const Eval& eval : commit.evals) {
+    Eval record = eval;
+    if (record.time_ms == 0) record.time_ms = now_ms_;
+    batch_.Put(Column::kRecords, keys::EvalKey(record), EncodeEval(record));
+  }
+}
+
+void CommitWriter::WriteMoves(const std::vector<AliasMove>& moves, std::string_view prefix) {
+  for (const AliasMove& move : moves) {
+    const std::string key = keys::Named(prefix, move.name);
+    if (move.to.IsZero()) {
+      batch_.Delete(Column::kRecords, key);
+    } else {
+      batch_.Put(Column::kRecords, key, EncodeAlias({move.name, move.to, now_ms_, move.by}));
+    }
+  }
+}
+
+void CommitWriter::WriteEvents(const std::vector<Event>& events) {
+  for (const Event& event : events) {
+    Event record = event;
+    record.sequence = ++last_event_;
+    record.time_ms = now_ms_;
+    batch_.Put(Column::kEvents, keys::BigEndian(static_cast<uint64_t>(record.sequence)),
+               EncodeEvent(record));
+  }
+}
+
+}  // namespace stockpot

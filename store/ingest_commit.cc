@@ -1,0 +1,184 @@
+#include "store/ingest_commit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "store/policy.h"
+
+namespace stockpot {
+namespace {
+
+// --- limits ---
+constexpr size_t kMaxMetrics = 1000;  // of one step
+constexpr size_t kMaxMetricNameBytes = 256;
+constexpr int kMaxAttempts = 8;  // when an alias is moved by somebody else between read and commit
+
+struct Metrics {
+  std::map<std::string, double> finite;
+  std::string dropped;  // names, joined by ','
+};
+
+Result<Metrics> SplitMetrics(const std::map<std::string, double>& given) {
+  if (given.size() > kMaxMetrics) {
+    return InvalidArgument("more than " + std::to_string(kMaxMetrics) + " metrics");
+  }
+  Metrics metrics;
+  for (const auto& [name, value] : given) {
+    if (!IsPrintableName(name, kMaxMetricNameBytes)) {
+      return InvalidArgument("the name of a metric is empty, over 256 bytes or not printable");
+    }
+    if (std::isfinite(value)) {
+      metrics.finite[name] = value;
+    } else {
+      metrics.dropped += (metrics.dropped.empty() ? "" : ",") + name;
+    }
+  }
+  return metrics;
+}
+
+Result<Manifest> BuildManifest(const SessionRequest& request, const ShardCommit& shard,
+                               const std::optional<Digest>& base) {
+  if (shard.tensors.empty()) return InvalidArgument("no tensors");
+  Manifest manifest;
+  manifest.kind = request.kind;
+  manifest.base = base;
+  if (request.kind == ArtifactKind::kCheckpoint) {
+    manifest.run = request.run;
+    manifest.step = request.step;
+  } else if (!shard.files.contains("config.json")) {
+    return InvalidArgument("a base needs its config.json");
+  }
+  manifest.tensors = shard.tensors;
+  manifest.files = shard.files;
+  std::sort(manifest.tensors.begin(), manifest.tensors.end(),
+            [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
+  STOCKPOT_RETURN_IF_ERROR(manifest.Validate());
+  for (const TensorEntry& tensor : manifest.tensors) {
+    if (tensor.codec != Codec::kRaw) {
+      return InvalidArgument("tensor '" + tensor.name +
+                             "': only raw tensors are taken, not codec " +
+                             std::string(CodecName(tensor.codec)));
+    }
+  }
+  return manifest;
+}
+
+// Adds the move of a name and its event, unless it points there already.
+void MoveAlias(const CheckpointStore& store, const std::string& name, const Digest& to,
+               const std::string& by, Commit& commit) {
+  const std::optional<Alias> now = store.GetAlias(name);
+  if (now && now->artifact == to) return;
+  const Digest from = now ? now->artifact : Digest{};
+  commit.aliases.push_back({name, to, from, by});
+  commit.events.push_back(
+      {.type = "alias",
+       .subject = name,
+       .fields = {{"to", to.Hex()}, {"from", now ? from.Hex() : std::string()}, {"by", by}}});
+}
+
+Result<CommitReply> CommitBase(CheckpointStore& store, const SessionRequest& request,
+                               const ShardCommit& shard) {
+  STOCKPOT_ASSIGN_OR_RETURN(Manifest manifest, BuildManifest(request, shard, std::nullopt));
+  CommitReply reply{.artifact = manifest.digest()};
+  if (const auto alias = store.GetAlias(request.run)) {
+    if (alias->artifact != reply.artifact) {
+      return AlreadyExists("the name '" + request.run + "' belongs to artifact " +
+                           alias->artifact.ShortHex());
+    }
+    reply.existed = true;
+    reply.event_sequence = store.LastEvent();
+    return reply;
+  }
+  Commit commit;
+  commit.artifacts.push_back(std::move(manifest));
+  commit.events.push_back(
+      {.type = "base", .subject = request.run, .fields = {{"artifact", reply.artifact.Hex()}}});
+  MoveAlias(store, request.run, reply.artifact, "import", commit);
+  STOCKPOT_ASSIGN_OR_RETURN(reply.event_sequence, store.Apply(std::move(commit)));
+  return reply;
+}
+
+Event CheckpointEvent(const StepRecord& step, const Metrics& metrics) {
+  Event event{.type = "checkpoint", .subject = step.run};
+  event.fields = {{"run", step.run},
+                  {"step", std::to_string(step.step)},
+                  {"artifact", step.artifact.Hex()},
+                  {"metrics", nlohmann::json(metrics.finite).dump()}};
+  if (!metrics.dropped.empty()) event.fields["dropped_metrics"] = metrics.dropped;
+  return event;
+}
+
+// Everything that follows from a new checkpoint, as the store is now.
+Commit CheckpointCommit(const CheckpointStore& store, const Run& run, const StepRecord& step,
+                        const std::vector<StepRecord>& previous, const Metrics& metrics) {
+  Commit commit;
+  commit.steps.push_back(step);
+  commit.edges.push_back({EdgeType::kTrainedFrom, step.artifact, run.base});
+  commit.events.push_back(CheckpointEvent(step, metrics));
+  const bool newest = std::none_of(previous.begin(), previous.end(), [&](const StepRecord& s) {
+    return s.kind == ArtifactKind::kCheckpoint && s.step > step.step;
+  });
+  if (newest) MoveAlias(store, run.name + "@latest", step.artifact, "ingest", commit);
+  std::vector<StepRecord> all = previous;
+  all.push_back(step);
+  if (const StepRecord* best = BestStep(run.config, all)) {
+    MoveAlias(store, run.name + "@best", best->artifact, "ingest", commit);
+  }
+  commit.jobs = JobsForCheckpoint(run, step, previous);
+  return commit;
+}
+
+Result<CommitReply> CommitCheckpoint(CheckpointStore& store, const SessionRequest& request,
+                                     const ShardCommit& shard) {
+  STOCKPOT_ASSIGN_OR_RETURN(const Metrics metrics, SplitMetrics(shard.metrics));
+  STOCKPOT_ASSIGN_OR_RETURN(const Run run, store.GetRun(request.run));
+  STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, BuildManifest(request, shard, run.base));
+  CommitReply reply{.artifact = manifest.digest()};
+  StepRecord step{.run = run.name,
+                  .step = request.step,
+                  .kind = ArtifactKind::kCheckpoint,
+                  .artifact = reply.artifact,
+                  .metrics = metrics.finite};
+  const std::vector<StepRecord> previous = store.ListSteps(run.name);
+  for (const StepRecord& other : previous) {
+    if (other.step != step.step || other.kind != step.kind) continue;
+    if (other.artifact != step.artifact) {
+      return AlreadyExists(run.name + "@" + std::to_string(step.step) + " is artifact " +
+                           other.artifact.ShortHex() + " already, not " + step.artifact.ShortHex());
+    }
+    reply.existed = true;
+    reply.event_sequence = store.LastEvent();
+    return reply;
+  }
+  Result<int64_t> sequence = Unavailable("not tried");
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    Commit commit = CheckpointCommit(store, run, step, previous, metrics);
+    commit.artifacts.push_back(manifest);
+    if (request.resumed_from) {
+      commit.edges.push_back({EdgeType::kResumedFrom, step.artifact, *request.resumed_from});
+    }
+    sequence = store.Apply(std::move(commit));
+    // Somebody moved RUN@latest or RUN@best by hand meanwhile: decide anew.
+    if (sequence.ok() || sequence.status().code() != StatusCode::kAlreadyExists) break;
+  }
+  if (!sequence.ok()) return sequence.status();
+  reply.event_sequence = *sequence;
+  return reply;
+}
+
+}  // namespace
+
+Result<CommitReply> CommitSession(CheckpointStore& store, const SessionRequest& request,
+                                  const ShardCommit& shard) {
+  Result<CommitReply> reply = request.kind == ArtifactKind::kBase
+                                  ? CommitBase(store, request, shard)
+                                  : CommitCheckpoint(store, request, shard);
+  if (reply.ok()) return reply;
+  const std::string what = request.kind == ArtifactKind::kBase
+                               ? "base " + request.run
+                               : request.run + "@" + std::to_string(request.step);
+  return reply.status().WithContext(what);
+}
+
+}  // namespace stockpot

@@ -1,0 +1,178 @@
+#include "store/record_codec.h"
+
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+
+namespace stockpot {
+namespace {
+
+using nlohmann::json;
+
+// Texts of events and jobs may quote anything; bytes that are not UTF-8 become U+FFFD.
+std::string Dump(const json& j) { return j.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+// Runs `fill` over the parsed object; whatever it throws is damage, since we wrote the record.
+template <typename T, typename Fill>
+Result<T> Decode(std::string_view text, std::string_view what, Fill fill) {
+  T record;
+  try {
+    const json j = json::parse(text);
+    fill(j, record);
+  } catch (const std::exception& e) {
+    return Corruption(std::string(what) + " record: " + e.what());
+  }
+  return record;
+}
+
+template <typename T>
+void Read(const json& j, const char* key, T& value) {
+  if (const auto it = j.find(key); it != j.end()) it->get_to(value);
+}
+
+// The helpers below throw the Status of a bad name as text: Decode turns it into Corruption.
+template <typename T>
+T ValueOrThrow(Result<T> result) {
+  if (!result.ok()) throw std::runtime_error(result.status().message());
+  return std::move(result).value();
+}
+
+Digest ReadDigest(const json& j, const char* key) {
+  return ValueOrThrow(Digest::FromHex(j.at(key).get<std::string>()));
+}
+
+std::string ReadName(const json& j, const char* key) { return j.at(key).get<std::string>(); }
+
+}  // namespace
+
+std::string EncodeRun(const Run& run) {
+  const RunConfig& c = run.config;
+  return Dump({{"name", run.name},
+               {"base", run.base.Hex()},
+               {"tags", run.tags},
+               {"created_ms", run.created_ms},
+               {"merge_every", c.merge_every},
+               {"publish", PublishPolicyName(c.publish)},
+               {"best_metric", c.best_metric},
+               {"best_is_lower", c.best_is_lower},
+               {"merge_energy", c.merge_energy},
+               {"merge_rank", c.merge_rank}});
+}
+
+Result<Run> DecodeRun(std::string_view text) {
+  return Decode<Run>(text, "run", [](const json& j, Run& run) {
+    run.name = ReadName(j, "name");
+    run.base = ReadDigest(j, "base");
+    Read(j, "tags", run.tags);
+    Read(j, "created_ms", run.created_ms);
+    Read(j, "merge_every", run.config.merge_every);
+    run.config.publish = ValueOrThrow(PublishPolicyFromName(ReadName(j, "publish")));
+    Read(j, "best_metric", run.config.best_metric);
+    Read(j, "best_is_lower", run.config.best_is_lower);
+    Read(j, "merge_energy", run.config.merge_energy);
+    Read(j, "merge_rank", run.config.merge_rank);
+  });
+}
+
+std::string EncodeStep(const StepRecord& step) {
+  return Dump({{"run", step.run},
+               {"step", step.step},
+               {"kind", ArtifactKindName(step.kind)},
+               {"artifact", step.artifact.Hex()},
+               {"metrics", step.metrics},
+               {"committed_ms", step.committed_ms}});
+}
+
+Result<StepRecord> DecodeStep(std::string_view text) {
+  return Decode<StepRecord>(text, "step", [](const json& j, StepRecord& step) {
+    step.run = ReadName(j, "run");
+    step.step = j.at("step").get<int64_t>();
+    step.kind = ValueOrThrow(ArtifactKindFromName(ReadName(j, "kind")));
+    step.artifact = ReadDigest(j, "artifact");
+    Read(j, "metrics", step.metrics);
+    Read(j, "committed_ms", step.committed_ms);
+  });
+}
+
+std::string EncodeAlias(const Alias& alias) {
+  return Dump({{"artifact", alias.artifact.Hex()},
+               {"moved_ms", alias.moved_ms},
+               {"moved_by", alias.moved_by}});
+}
+
+Result<Alias> DecodeAlias(std::string_view name, std::string_view text) {
+  return Decode<Alias>(text, "alias", [&](const json& j, Alias& alias) {
+    alias.name = name;
+    alias.artifact = ReadDigest(j, "artifact");
+    Read(j, "moved_ms", alias.moved_ms);
+    Read(j, "moved_by", alias.moved_by);
+  });
+}
+
+std::string EncodeEvent(const Event& event) {
+  return Dump({{"sequence", event.sequence},
+               {"time_ms", event.time_ms},
+               {"type", event.type},
+               {"subject", event.subject},
+               {"fields", event.fields}});
+}
+
+Result<Event> DecodeEvent(std::string_view text) {
+  return Decode<Event>(text, "event", [](const json& j, Event& event) {
+    event.sequence = j.at("sequence").get<int64_t>();
+    Read(j, "time_ms", event.time_ms);
+    Read(j, "type", event.type);
+    Read(j, "subject", event.subject);
+    Read(j, "fields", event.fields);
+  });
+}
+
+std::string EncodeJob(const Job& job) {
+  return Dump({{"key", job.key},
+               {"kind", JobKindName(job.kind)},
+               {"args", job.args},
+               {"state", JobStateName(job.state)},
+               {"sequence", job.sequence},
+               {"attempts", job.attempts},
+               {"error", job.error},
+               {"result", job.result},
+               {"created_ms", job.created_ms},
+               {"finished_ms", job.finished_ms}});
+}
+
+Result<Job> DecodeJob(std::string_view text) {
+  return Decode<Job>(text, "job", [](const json& j, Job& job) {
+    job.key = ReadName(j, "key");
+    job.kind = ValueOrThrow(JobKindFromName(ReadName(j, "kind")));
+    job.state = ValueOrThrow(JobStateFromName(ReadName(j, "state")));
+    Read(j, "args", job.args);
+    Read(j, "sequence", job.sequence);
+    Read(j, "attempts", job.attempts);
+    Read(j, "error", job.error);
+    Read(j, "result", job.result);
+    Read(j, "created_ms", job.created_ms);
+    Read(j, "finished_ms", job.finished_ms);
+  });
+}
+
+std::string EncodeEval(const Eval& eval) {
+  return Dump({{"artifact", eval.artifact.Hex()},
+               {"task", eval.task},
+               {"metric", eval.metric},
+               {"value", eval.value},
+               {"time_ms", eval.time_ms},
+               {"by", eval.by}});
+}
+
+Result<Eval> DecodeEval(std::string_view text) {
+  return Decode<Eval>(text, "eval", [](const json& j, Eval& eval) {
+    eval.artifact = ReadDigest(j, "artifact");
+    eval.task = ReadName(j, "task");
+    eval.metric = ReadName(j, "metric");
+    eval.value = j.at("value").get<double>();
+    Read(j, "time_ms", eval.time_ms);
+    Read(j, "by", eval.by);
+  });
+}
+
+}  // namespace stockpot

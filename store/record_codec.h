@@ -1,0 +1,32 @@
+// The catalogue's records as the JSON that RocksDB holds. Unknown keys are ignored and missing ones
+// keep their default, so that a later version may add fields. Thread promise: pure functions.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "kernels/base/status.h"
+#include "store/records.h"
+
+namespace stockpot {
+
+std::string EncodeRun(const Run& run);
+Result<Run> DecodeRun(std::string_view json);
+
+std::string EncodeStep(const StepRecord& step);
+Result<StepRecord> DecodeStep(std::string_view json);
+
+// The value of an alias or a route; its name is the key's.
+std::string EncodeAlias(const Alias& alias);
+Result<Alias> DecodeAlias(std::string_view name, std::string_view json);
+
+std::string EncodeEvent(const Event& event);
+Result<Event> DecodeEvent(std::string_view json);
+
+std::string EncodeJob(const Job& job);
+Result<Job> DecodeJob(std::string_view json);
+
+std::string EncodeEval(const Eval& eval);
+Result<Eval> DecodeEval(std::string_view json);
+
+}  // namespace stockpot
