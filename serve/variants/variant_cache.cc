@@ -226,7 +226,7 @@ void VariantCache::State::Run() {
     ++counters.misses;
     lock.unlock();
     const auto begin = std::chrono::steady_clock::now();
-    Result<VariantLease> loaded = Load(digest);
+    Result<VariantLease> loaded = Load(digest);  // gone before the loader waits again
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     lock.lock();
     counters.load_seconds_sum += seconds.count();
@@ -242,9 +242,10 @@ void VariantCache::State::Run() {
       slots.erase(digest);
     }
     lock.unlock();
-    for (Callback& callback : callbacks) callback(loaded);
+    // The last one takes the loader's own lease with it.
+    for (size_t i = 0; i + 1 < callbacks.size(); ++i) callbacks[i](loaded);
+    if (!callbacks.empty()) callbacks.back()(std::move(loaded));
     callbacks.clear();
-    loaded = Unavailable("released");  // no lease is held while waiting for work
     lock.lock();
   }
 }
