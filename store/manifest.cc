@@ -136,7 +136,7 @@ Status CheckFilesAndAttributes(const Manifest& manifest) {
     if (!IsPrintableName(key, kMaxAttributeKeyBytes)) {
       return InvalidArgument("an attribute key that is empty, too long or not printable");
     }
-    if (static_cast<int64_t>(value.size()) > kMaxAttributeBytes || !IsValidUtf8(value)) {
+    if (static_cast<int64_t>(value.size()) > kMaxAttributeBytes || !IsUtf8(value)) {
       return InvalidArgument("attribute '" + key + "' is too long or not UTF-8");
     }
   }

@@ -17,7 +17,7 @@ bool IsContinuation(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
 }  // namespace
 
-bool IsValidUtf8(std::string_view text) {
+bool IsUtf8(std::string_view text) {
   const auto* p = reinterpret_cast<const uint8_t*>(text.data());
   const auto* end = p + text.size();
   while (p < end) {
@@ -38,7 +38,7 @@ bool IsValidUtf8(std::string_view text) {
 }
 
 bool IsPrintableName(std::string_view name, size_t max_bytes) {
-  if (name.empty() || name.size() > max_bytes || !IsValidUtf8(name)) return false;
+  if (name.empty() || name.size() > max_bytes || !IsUtf8(name)) return false;
   return std::all_of(name.begin(), name.end(), [](char c) {
     const auto byte = static_cast<uint8_t>(c);
     return byte >= 0x20 && byte != 0x7F;

@@ -8,7 +8,7 @@
 namespace stockpot {
 
 // Well-formed UTF-8: no overlong forms, no surrogates, nothing over U+10FFFF.
-bool IsValidUtf8(std::string_view text);
+bool IsUtf8(std::string_view text);
 
 // 1..max_bytes of valid UTF-8 without control characters.
 bool IsPrintableName(std::string_view name, size_t max_bytes);
