@@ -2,7 +2,7 @@
 """Fine-tunes all block weights of SmolLM2-135M on real text and pushes checkpoints as it goes.
 
     PYTHONPATH=trainer_hooks/python/src python examples/finetune_python/finetune.py \\
-        --base build/smollm2 --server 127.0.0.1:7070
+        --base-folder SMOLLM2_FOLDER --base smollm2 --server 127.0.0.1:7070
 
 A plain PyTorch loop; the three lines that Stockpot needs are the ones with `hook`. Training is in
 fp32 (bf16 matrix products are slow on CPUs without AVX512-BF16); the checkpoints are rounded to
@@ -41,20 +41,21 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--base", type=Path, required=True, metavar="DIR", help="the base's Hugging Face folder")
-    add("--base-name", default="smollm2", help="its name in Stockpot (default: %(default)s)")
+    add("--base-folder", type=Path, required=True, metavar="DIR",
+        help="the base as a Hugging Face folder (examples/base_model/fetch.sh prints it)")
+    add("--base", default="smollm2", help="its name in Stockpot (default: %(default)s)")
     add("--server", required=True, metavar="ADDRESS", help="of stockpotd: host:port or unix:/path")
     add("--run", default="pydocs", help="name of the run (default: %(default)s)")
     add("--steps", type=int, default=48, help="optimizer steps (default: %(default)s)")
-    add("--every", type=int, default=8, help="push every n-th step (default: %(default)s)")
+    add("--push-every", type=int, default=12, help="push every n-th step (default: %(default)s)")
     add("--merge-every", type=int, default=24, help="merge every n-th step (default: %(default)s)")
     add("--publish", default="every", choices=["every", "merges", "best", "request"],
         help="what is published (default: %(default)s)")
     add("--batch", type=int, default=2, help="sequences a step (default: %(default)s)")
     add("--length", type=int, default=256, help="tokens a sequence (default: %(default)s)")
-    add("--learning-rate", type=float, default=1e-4, help="(default: %(default)s)")
+    add("--learning-rate", type=float, default=2e-4, help="(default: %(default)s)")
     add("--train-embeddings", action="store_true", help="train embeddings and head as well")
-    add("--heldout", type=Path, metavar="FILE", help="write the held-out passages there (JSONL)")
+    add("--heldout-out", type=Path, metavar="FILE", help="write the held-out passages there")
     add("--threads", type=int, default=torch.get_num_threads(),
         help="of PyTorch; fewer than the cores if the daemon works on them too (default: all)")
     add("--seed", type=int, default=0, help="of the order of the text (default: %(default)s)")
@@ -93,8 +94,8 @@ def learning_rate_at(step: int, steps: int, peak: float) -> float:
 def train(args: argparse.Namespace, hook: CheckpointHook) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    tokenizer = AutoTokenizer.from_pretrained(args.base)
-    model = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(args.base_folder)
+    model = AutoModelForCausalLM.from_pretrained(args.base_folder, dtype=torch.float32)
     model.train()  # Llama has no dropout: training and evaluation compute the same
     model.get_input_embeddings().weight.requires_grad_(args.train_embeddings)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -116,7 +117,7 @@ def train(args: argparse.Namespace, hook: CheckpointHook) -> None:
         optimizer.zero_grad(set_to_none=True)
         speed = ids.numel() / (time.monotonic() - start)
         line = f"step {step}/{args.steps}  loss {loss.item():.4f}  {speed:.0f} tokens/s"
-        if step % args.every == 0:
+        if step % args.push_every == 0:
             heldout = heldout_loss(model, tokenizer, passages)
             pushed = hook.on_step(step, model,
                                   metrics={"loss": heldout, "train_loss": loss.item()})
@@ -130,19 +131,19 @@ def main() -> int:
     args = parse_arguments()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("stockpot").setLevel(logging.INFO)
-    if args.heldout:
-        corpus.write_jsonl(args.heldout, corpus.heldout_passages())
+    if args.heldout_out:
+        corpus.write_jsonl(args.heldout_out, corpus.heldout_passages())
     hook = CheckpointHook(
-        args.server, args.run, args.base_name, every=args.every, files=args.base,
+        args.server, args.run, args.base, every=args.push_every, files=args.base_folder,
         config=RunConfig(merge_every=args.merge_every, publish=args.publish, best_metric="loss"),
         tags={"example": "finetune_python"}, cast_to=torch.bfloat16, when_full="wait")
     with hook:
         train(args, hook)
     stats = hook.stats
-    print(f"{stats.committed} of {args.steps // args.every} checkpoints stored "
+    print(f"{stats.committed} of {args.steps // args.push_every} checkpoints stored "
           f"({stats.sent_bytes / 1e6:.0f} MB sent of {stats.staged_bytes / 1e6:.0f} MB), "
           f"training waited {1000 * stats.total_stall_s:.0f} ms for them")
-    return 0 if stats.committed == args.steps // args.every else 1
+    return 0 if stats.committed == args.steps // args.push_every else 1
 
 
 if __name__ == "__main__":
