@@ -9,7 +9,7 @@
 //                comments
 //   expressions  literals, arithmetic, ~, comparison chains, and / or / not, in, is, a if b else c,
 //                attribute, item, slice, calls, list, tuple and dict literals
-//   filters      see kFilters in chat_filters.cc;  tests: see kTests there
+//   filters      kFilters in chat_filters.cc;  tests: kTests in chat_tests.cc
 //   functions    range, namespace, dict, raise_exception, strftime_now, macros
 //
 // Anything else is refused: Parse gives InvalidArgument with the construct and its line and column.
