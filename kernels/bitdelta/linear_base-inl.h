@@ -110,6 +110,7 @@ struct TileArgs {
   int64_t ahead = 0;  // elements from a weight to the one to prefetch with it; 0: none
   const PlannedRow* rows = nullptr;
   int64_t o = 0;             // the first output
+  int64_t height = 0;        // outputs that exist, 1 .. kRows
   float* partial = nullptr;  // the accumulators between column blocks
   bool first = true;         // column block
   bool last = true;
@@ -166,31 +167,36 @@ struct Tile {
     }
   }
 
-  // Folds every accumulator into its y[t, o + r].
-  HWY_INLINE void Finish(const PlannedRow* rows, int64_t o) const {
+  // Folds every accumulator into its y[t, o + r], r < height.
+  HWY_INLINE void Finish(const TileArgs<T>& args) const {
     const hn::FixedTag<float, 4> four;
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
-      if constexpr (kRows == 1) {
-        const FloatVec sum = sums[0][t];
-        rows[t].y[o] = hn::GetLane(FoldFour(sum, sum, sum, sum));
-      } else {
+      HWY_ALIGN float outputs[kRows];
 #pragma GCC unroll 2
-        for (int r = 0; r < kRows; r += 4) {
-          hn::StoreU(FoldFour(sums[r][t], sums[r + 1][t], sums[r + 2][t], sums[r + 3][t]), four,
-                     rows[t].y + o + r);
-        }
+      for (int r = 0; r < kRows; r += 4) {
+        hn::Store(FoldFour(sums[r][t], sums[r + 1][t], sums[r + 2][t], sums[r + 3][t]), four,
+                  outputs + r);
+      }
+      float* y = args.rows[t].y + args.o;
+      if (args.height == kRows) {
+        std::memcpy(y, outputs, sizeof outputs);
+      } else {
+        std::memcpy(y, outputs, static_cast<size_t>(args.height) * sizeof(float));
       }
     }
   }
 };
 
-// y[t, o .. o + kRows) for kTokens rows of the batch, or a column block's share of it.
+// y[t, o .. o + height) for kTokens rows of the batch, or a column block's share of it. Rows past
+// the height repeat the last one and are dropped.
 template <class T, int kRows, int kTokens>
 HWY_NOINLINE void DotTile(const TileArgs<T>& args) {
   const T* w[kRows];
   const float* x[kTokens];
-  for (int r = 0; r < kRows; ++r) w[r] = args.weight + r * args.stride;
+  for (int r = 0; r < kRows; ++r) {
+    w[r] = args.weight + std::min<int64_t>(r, args.height - 1) * args.stride;
+  }
   for (int t = 0; t < kTokens; ++t) x[t] = args.rows[t].x;
   Tile<T, kRows, kTokens> tile;
   if (args.first) {
@@ -213,7 +219,7 @@ HWY_NOINLINE void DotTile(const TileArgs<T>& args) {
     tile.Step(tail_rows, tail_x, 0, 0);
   }
   if (args.last) {
-    tile.Finish(args.rows, args.o);
+    tile.Finish(args);
   } else {
     tile.Save(args.partial);
   }
@@ -235,8 +241,7 @@ struct Panel {
 // The tile of `kTokens` rows over a panel.
 template <class T, int kTokens>
 void DotPanel(const WeightMatrix& weight, const PlannedRow* rows, const Panel& panel) {
-  constexpr int kTall = kTokens == 1 ? 8 : 4;
-  HWY_ALIGN float partial[kMaxPanelRows * kTokens * kFloatLanes];
+  HWY_ALIGN float partial[(kMaxPanelRows + 3) * kTokens * kFloatLanes];  // whole tiles
   const T* w = static_cast<const T*>(weight.data);
   const int64_t panel_rows = panel.end - panel.begin;
   int64_t begin = 0;
@@ -248,22 +253,21 @@ void DotPanel(const WeightMatrix& weight, const PlannedRow* rows, const Panel& p
                      .rows = rows,
                      .first = begin == 0,
                      .last = end == weight.cols};
-    for (int64_t o = panel.begin; o < panel.end;) {
-      const bool tall = o + kTall <= panel.end;
-      const int64_t height = tall ? kTall : 1;
+    for (int64_t o = panel.begin; o < panel.end; o += args.height) {
+      const bool tall = kTokens == 1 && o + 8 <= panel.end;
+      args.height = tall ? 8 : std::min<int64_t>(4, panel.end - o);
       args.weight = w + o * weight.stride;
       args.o = o;
       args.partial = partial + (o - panel.begin) * kTokens * kFloatLanes;
       // The passes share the prefetch of the next panel; a single pass looks one tile ahead.
-      const int64_t look = panel.passes == 1 ? height : panel_rows;
-      const bool mine = (o / height) % panel.passes == panel.pass;
-      args.ahead = mine && o + look + height <= panel.range_end ? look * weight.stride : 0;
+      const int64_t look = panel.passes == 1 ? args.height : panel_rows;
+      const bool mine = (o / args.height) % panel.passes == panel.pass;
+      args.ahead = mine && o + look + args.height <= panel.range_end ? look * weight.stride : 0;
       if (tall) {
-        DotTile<T, kTall, kTokens>(args);
+        DotTile<T, kTokens == 1 ? 8 : 4, kTokens>(args);
       } else {
-        DotTile<T, 1, kTokens>(args);
+        DotTile<T, 4, kTokens>(args);
       }
-      o += height;
     }
     begin = end;
   } while (begin < weight.cols);
