@@ -1,5 +1,6 @@
 #include "store/mono_soup.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -7,7 +8,9 @@
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -19,6 +22,11 @@ namespace stockpot {
 namespace {
 
 using Bytes = std::vector<std::byte>;
+
+// Small matrices are merged side by side, each on one thread: an eigendecomposition of 576 x 576
+// spends its time in barriers when several threads share it. A tensor that fills a batch alone has
+// them all.
+constexpr int64_t kBatchElements = int64_t{8} << 20;
 
 std::string Quoted(std::string_view name) { return "tensor '" + std::string(name) + "'"; }
 
@@ -119,6 +127,18 @@ Result<std::vector<TruncationReport>> MergeDeltas(int64_t rows, int64_t cols,
   return reports;
 }
 
+// body(i) for i in [0, n), on LibTorch's threads; a thread takes the next one when it is done.
+void ForEach(size_t n, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next = 0;
+  const auto take = [&](int64_t, int64_t) {
+    for (size_t i = next++; i < n; i = next++) body(i);
+  };
+  const int64_t workers = std::min<int64_t>(static_cast<int64_t>(n), at::get_num_threads());
+  if (workers == 1)
+    return take(0, 1);  // outside a parallel region, so that LibTorch may use its own
+  at::parallel_for(0, workers, 1, take);
+}
+
 // One parent or the base: its manifest and its values.
 struct Model {
   Manifest manifest;
@@ -157,15 +177,14 @@ class MonoSoupBuilder {
     merged_.step = step;
     const Manifest& first = parents_.front().manifest;
     merged_.files = first.files;
-    const double all_bytes = static_cast<double>(std::max<int64_t>(1, first.logical_bytes()));
-    int64_t done_bytes = 0;
-    for (const TensorEntry& entry : first.tensors) {
+    for (size_t begin = 0; begin < first.tensors.size();) {
+      const size_t end = BatchEnd(begin);
       if (progress_) {
-        STOCKPOT_RETURN_IF_ERROR(progress_(static_cast<double>(done_bytes) / all_bytes));
+        STOCKPOT_RETURN_IF_ERROR(
+            progress_(static_cast<double>(begin) / static_cast<double>(first.tensors.size())));
       }
-      done_bytes += entry.logical_bytes();
-      const Status status = AddTensor(entry);
-      if (!status.ok()) return status.WithContext(Quoted(entry.name));
+      STOCKPOT_RETURN_IF_ERROR(AddBatch(begin, end));
+      begin = end;
     }
     AddAttributes(parents);
     STOCKPOT_RETURN_IF_ERROR(merged_.Validate());
@@ -246,19 +265,46 @@ class MonoSoupBuilder {
     return std::all_of(parents_.begin(), parents_.end(), same) && (!and_base || same(base_));
   }
 
-  Status AddTensor(const TensorEntry& entry) {
-    if (!entry.alias_of.empty() && TiedInAll(entry.name, entry.alias_of)) {
-      merged_.tensors.push_back(entry);
-      return OkStatus();
+  size_t BatchEnd(size_t begin) const {
+    const std::vector<TensorEntry>& tensors = parents_.front().manifest.tensors;
+    int64_t elements = 0;
+    size_t end = begin;
+    while (end < tensors.size() &&
+           (end == begin || elements + tensors[end].elements() <= kBatchElements)) {
+      elements += tensors[end++].elements();
     }
+    return end;
+  }
+
+  // What came of one tensor.
+  struct Made {
+    TensorEntry entry;
+    std::vector<TruncationReport> reports;  // empty: no truncated matrix
+  };
+
+  Status AddBatch(size_t begin, size_t end) {
+    const std::vector<TensorEntry>& tensors = parents_.front().manifest.tensors;
+    std::vector<Result<Made>> outcomes(end - begin, Made{});
+    ForEach(outcomes.size(), [&](size_t i) { outcomes[i] = MakeTensor(tensors[begin + i]); });
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+      const std::string& name = tensors[begin + i].name;
+      if (!outcomes[i].ok()) return outcomes[i].status().WithContext(Quoted(name));
+      if (!outcomes[i]->reports.empty()) Record(name, outcomes[i]->reports);
+      merged_.tensors.push_back(std::move(outcomes[i]->entry));
+    }
+    return OkStatus();
+  }
+
+  // Several threads at once.
+  Result<Made> MakeTensor(const TensorEntry& entry) const {
+    if (!entry.alias_of.empty() && TiedInAll(entry.name, entry.alias_of)) return Made{entry, {}};
     const TensorInfo* base = base_.source->Find(entry.name);
     const bool matrix = entry.shape.size() == 2 && entry.elements() > 0 &&
                         structure_->RoleOf(entry.name, entry.shape) != TensorRole::kTable;
-    TensorEntry made{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
+    Made made{{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape}, {}};
     if (AllSame(entry, matrix)) {
-      made.parts["data"] = parents_.front().manifest.Resolve(entry.name)->parts.at("data");
-      merged_.tensors.push_back(std::move(made));
-      return OkStatus();
+      made.entry.parts["data"] = parents_.front().manifest.Resolve(entry.name)->parts.at("data");
+      return made;
     }
     std::vector<Bytes> weights;
     for (const Model& parent : parents_) {
@@ -270,11 +316,11 @@ class MonoSoupBuilder {
       STOCKPOT_ASSIGN_OR_RETURN(weights.emplace_back(), ReadWeights(parent, entry.name));
     }
     if (matrix && base == nullptr) return InvalidArgument("is not in the base");
-    STOCKPOT_ASSIGN_OR_RETURN(const Bytes merged,
-                              matrix ? MergeMatrix(entry, *base, weights) : Mean(entry, weights));
-    STOCKPOT_ASSIGN_OR_RETURN(made.parts["data"], store_.PutBytes(merged));
-    merged_.tensors.push_back(std::move(made));
-    return OkStatus();
+    STOCKPOT_ASSIGN_OR_RETURN(
+        const Bytes merged,
+        matrix ? MergeMatrix(entry, *base, weights, made.reports) : Mean(entry, weights));
+    STOCKPOT_ASSIGN_OR_RETURN(made.entry.parts["data"], store_.PutBytes(merged));
+    return made;
   }
 
   DType ParentDType(size_t parent, const std::string& name) const {
@@ -299,7 +345,8 @@ class MonoSoupBuilder {
   }
 
   Result<Bytes> MergeMatrix(const TensorEntry& entry, const TensorInfo& base,
-                            const std::vector<Bytes>& weights) {
+                            const std::vector<Bytes>& weights,
+                            std::vector<TruncationReport>& reports) const {
     if (!IsWeightDType(base.dtype)) return InvalidArgument("the base's is not F32, F16 or BF16");
     if (base.shape != entry.shape) {
       return InvalidArgument("shape " + ShapeText(entry.shape) + ", the base's is " +
@@ -320,9 +367,7 @@ class MonoSoupBuilder {
     }
     std::vector<float> merged(static_cast<size_t>(n));
     STOCKPOT_ASSIGN_OR_RETURN(
-        const std::vector<TruncationReport> reports,
-        MonoSoupMatrix(entry.shape[0], entry.shape[1], pointers, options_, merged.data()));
-    Record(entry.name, reports);
+        reports, MonoSoupMatrix(entry.shape[0], entry.shape[1], pointers, options_, merged.data()));
     const int64_t full = std::min(entry.shape[0], entry.shape[1]);
     const bool exact = std::all_of(reports.begin(), reports.end(), [&](const auto& report) {
       return report.rank == full || report.rank == 0;  // 0: W_i is the base
