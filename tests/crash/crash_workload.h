@@ -1,0 +1,41 @@
+// What the child of the crash test writes and the parent expects: the bytes of a step follow from
+// its number alone, so the parent needs no word of the child about them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "store/checkpoint_store.h"
+#include "store/ingest.h"
+
+namespace stockpot::crash {
+
+inline constexpr char kRun[] = "crash";
+inline constexpr char kBase[] = "crash-base";
+inline constexpr int64_t kPackBytes = int64_t{3} << 20;  // several packs are made and closed
+
+inline StoreOptions WorkloadOptions(const char* directory) {
+  return {.directory = directory,
+          .clock = SystemClock(),
+          .pack_bytes = kPackBytes,
+          .free_bytes_reserve = 0};
+}
+
+inline std::vector<std::byte> TensorBytes(int64_t step, int tensor) {
+  std::mt19937_64 random(static_cast<uint64_t>(step) * 8 + static_cast<uint64_t>(tensor));
+  // Inline, one chunk, and now and then several chunks.
+  const size_t limit = tensor == 0 ? 2'000 : step % 7 == 0 ? 5'000'000 : 600'000;
+  std::vector<std::byte> bytes(1 + random() % limit);
+  for (size_t i = 0; i < bytes.size(); i += 8) {
+    const uint64_t word = random();
+    std::memcpy(bytes.data() + i, &word, std::min<size_t>(8, bytes.size() - i));
+  }
+  return bytes;
+}
+
+// The metric falls and rises: RUN@best moves and rests.
+inline double Loss(int64_t step) { return static_cast<double>((step * 37) % 101); }
+
+}  // namespace stockpot::crash

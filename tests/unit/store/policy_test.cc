@@ -1,0 +1,131 @@
+// What follows from a checkpoint or merge: the best one, the jobs, the routes.
+#include "store/policy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace stockpot {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::StartsWith;
+
+StepRecord Checkpoint(int64_t step, std::map<std::string, double> metrics = {}) {
+  return {.run = "r",
+          .step = step,
+          .kind = ArtifactKind::kCheckpoint,
+          .artifact = Sha256("checkpoint" + std::to_string(step)),
+          .metrics = std::move(metrics)};
+}
+
+StepRecord Merge(int64_t step, std::map<std::string, double> metrics = {}) {
+  StepRecord merge = Checkpoint(step, std::move(metrics));
+  merge.kind = ArtifactKind::kMerge;
+  merge.artifact = Sha256("merge" + std::to_string(step));
+  return merge;
+}
+
+TEST(BestStepTest, ByMetricDirectionAndEarlierOnTies) {
+  RunConfig config;
+  const std::vector<StepRecord> steps = {Checkpoint(1),
+                                         Checkpoint(2, {{"loss", 3}}),
+                                         Checkpoint(3, {{"loss", 2}}),
+                                         Merge(3, {{"loss", 0}}),
+                                         Checkpoint(4, {{"loss", NAN}}),
+                                         Checkpoint(5, {{"loss", 2}}),
+                                         Checkpoint(6, {{"accuracy", 9}})};
+  EXPECT_EQ(BestStep(config, steps), &steps[2]);
+  config.best_is_lower = false;
+  EXPECT_EQ(BestStep(config, steps), &steps[1]);
+  config.best_metric = "accuracy";
+  EXPECT_EQ(BestStep(config, steps), &steps[6]);
+  config.best_metric = "other";
+  EXPECT_EQ(BestStep(config, steps), nullptr);
+  EXPECT_EQ(BestStep(config, {}), nullptr);
+}
+
+TEST(JobsForCheckpointTest, MergesOnTheGridWithTheBestPreviousOne) {
+  stockpot::Run run{.name = "r"};
+  run.config.merge_every = 10;
+  run.config.publish = PublishPolicy::kOnRequest;
+  const std::vector<StepRecord> previous = {Checkpoint(5, {{"loss", 1}}),
+                                            Checkpoint(15, {{"loss", 2}}), Merge(10)};
+  EXPECT_TRUE(JobsForCheckpoint(run, Checkpoint(21), previous).empty()) << "off the grid";
+  EXPECT_TRUE(JobsForCheckpoint(run, Checkpoint(0), {}).empty()) << "nothing before";
+  EXPECT_TRUE(JobsForCheckpoint(run, Checkpoint(20), {Merge(10)}).empty())
+      << "no checkpoint before";
+  EXPECT_TRUE(JobsForCheckpoint(run, Checkpoint(0), previous).empty()) << "all are later";
+
+  auto jobs = JobsForCheckpoint(run, Checkpoint(20), previous);
+  ASSERT_EQ(jobs.size(), 1u);
+  EXPECT_EQ(jobs[0].kind, JobKind::kMerge);
+  EXPECT_EQ(jobs[0].args["parents"],
+            Checkpoint(20).artifact.Hex() + "," + Checkpoint(5).artifact.Hex());
+  EXPECT_EQ(jobs[0].args["run"], "r");
+  EXPECT_EQ(jobs[0].args["step"], "20");
+  EXPECT_EQ(std::stod(jobs[0].args["energy"]), 0.95);
+
+  run.config.best_metric = "other";
+  jobs = JobsForCheckpoint(run, Checkpoint(20), previous);
+  EXPECT_EQ(jobs[0].args["parents"],
+            Checkpoint(20).artifact.Hex() + "," + Checkpoint(15).artifact.Hex())
+      << "the latest, where none has the metric";
+  run.config.merge_every = 0;
+  EXPECT_TRUE(JobsForCheckpoint(run, Checkpoint(20), previous).empty());
+}
+
+TEST(JobsForCheckpointTest, PublishesByPolicy) {
+  stockpot::Run run{.name = "r"};
+  run.config.merge_every = 0;
+  const std::vector<StepRecord> previous = {Checkpoint(5, {{"loss", 1}})};
+  const auto publishes = [&](PublishPolicy policy, const StepRecord& step) {
+    run.config.publish = policy;
+    const auto jobs = JobsForCheckpoint(run, step, previous);
+    return jobs.size() == 1 && jobs[0].kind == JobKind::kPublish &&
+           jobs[0].args.at("artifact") == step.artifact.Hex();
+  };
+  EXPECT_TRUE(publishes(PublishPolicy::kEvery, Checkpoint(6)));
+  EXPECT_FALSE(publishes(PublishPolicy::kMerges, Checkpoint(6)));
+  EXPECT_FALSE(publishes(PublishPolicy::kOnRequest, Checkpoint(6)));
+  EXPECT_TRUE(publishes(PublishPolicy::kBest, Checkpoint(6, {{"loss", 0.5}})));
+  EXPECT_FALSE(publishes(PublishPolicy::kBest, Checkpoint(6, {{"loss", 1.5}})));
+  EXPECT_FALSE(publishes(PublishPolicy::kBest, Checkpoint(6)));
+  for (const auto& [policy, expected] :
+       {std::pair(PublishPolicy::kEvery, true), std::pair(PublishPolicy::kMerges, true),
+        std::pair(PublishPolicy::kBest, false), std::pair(PublishPolicy::kOnRequest, false)}) {
+    run.config.publish = policy;
+    EXPECT_EQ(!JobsForMerge(run, Merge(10)).empty(), expected);
+  }
+}
+
+TEST(JobKeyTest, NamesWhatIsMade) {
+  const Digest a = Sha256("a");
+  const Digest b = Sha256("b");
+  EXPECT_EQ(MakePublishJob(a, PublishCodec::kDense, "x").key, "publish/" + a.Hex() + "/dense/x");
+  const Job merge = MakeMergeJob("r", 20, {a, b}, {});
+  EXPECT_THAT(merge.key, StartsWith("merge/r/20/"));
+  EXPECT_EQ(merge.key, MakeMergeJob("r", 20, {b, a}, {}).key) << "order makes no difference";
+  EXPECT_NE(merge.key, MakeMergeJob("r", 20, {a, b}, {.energy = 0.9}).key);
+  EXPECT_NE(merge.key, MakeMergeJob("r", 20, {a, a}, {}).key);
+  EXPECT_NE(merge.key, MakeMergeJob("r", 21, {a, b}, {}).key);
+}
+
+TEST(RouteNamesTest, Defaults) {
+  const auto names = [](const StepRecord& s, PublishCodec c, const std::string& given,
+                        int64_t latest,
+                        bool best) { return RouteNamesFor(s, c, given, latest, best); };
+  constexpr auto kBit = PublishCodec::kBitDelta;
+  constexpr auto kDense = PublishCodec::kDense;
+  EXPECT_THAT(names(Checkpoint(7), kBit, "", -1, false), ElementsAre("r@7", "r@latest"));
+  EXPECT_THAT(names(Checkpoint(7), kBit, "", 7, true), ElementsAre("r@7", "r@latest", "r@best"));
+  EXPECT_THAT(names(Checkpoint(7), kBit, "", 8, false), ElementsAre("r@7"));
+  EXPECT_THAT(names(Checkpoint(7), kDense, "", -1, true), ElementsAre("r@7.full"));
+  EXPECT_THAT(names(Merge(7), kBit, "", -1, true), ElementsAre("r@7.merge"));
+  EXPECT_THAT(names(Merge(7), kDense, "", -1, true), ElementsAre("r@7.merge.full"));
+  EXPECT_THAT(names(Checkpoint(7), kBit, "mine", -1, true), ElementsAre("mine"));
+}
+
+}  // namespace
+}  // namespace stockpot
