@@ -35,7 +35,7 @@ namespace stockpot {
 struct ChatTemplateLimits {
   static constexpr size_t kMaxSourceBytes = size_t{1} << 20;
   static constexpr int kMaxNesting = 100;                      // blocks and brackets, calls
-  static constexpr int64_t kMaxSteps = 5'000'000;              // evaluated nodes, one Render
+  static constexpr int64_t kMaxSteps = 2'000'000;              // evaluated nodes, one Render
   static constexpr size_t kMaxOutputBytes = size_t{32} << 20;  // the rendered prompt
   static constexpr size_t kMaxWorkBytes = size_t{256} << 20;   // all strings built, one Render
 };
