@@ -13,7 +13,7 @@ import numpy as np
 
 
 def read(path):
-    """name -> (dtype, float64 array); bf16 is widened by hand, so that no library has a say."""
+    """Name -> (dtype, float64 array); bf16 is widened by hand, so that no library has a say."""
     with open(os.path.join(path, "model.safetensors"), "rb") as f:
         blob = f.read()
     (length,) = struct.unpack("<Q", blob[:8])
@@ -34,7 +34,7 @@ def read(path):
 
 
 def neighbours_ok(got, exact, dtype, slack=0.0):
-    """got is a value of its type nearest to something within slack of exact."""
+    """Got is a value of its type nearest to something within slack of exact."""
     bits = {"BF16": 8, "F16": 11, "F32": 24}[dtype]
     exponent = np.frexp(exact)[1]
     ulp = np.ldexp(1.0, np.maximum(exponent - bits, {"F16": -24}.get(dtype, -149)))
