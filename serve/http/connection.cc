@@ -208,8 +208,9 @@ void Connection::OnHeader(error_code error) {
     return Refuse(413, "the body is larger than " + std::to_string(kMaxBodyBytes) + " bytes");
   }
   if (error == http::error::header_limit) return Refuse(431, "the headers are too large");
-  if (error == http::error::end_of_stream ||
-      error.category() != http::make_error_code(http::error::end_of_stream).category()) {
+  const bool is_http_error =
+      error && error.category() == http::make_error_code(http::error::end_of_stream).category();
+  if (error && (!is_http_error || error == http::error::end_of_stream)) {
     return Disconnect();  // the client closed, or the socket failed
   }
   if (error) return Refuse(400, "malformed HTTP: " + error.message());
