@@ -3,13 +3,12 @@
 #
 # DO NOT EDIT UNLESS YOU ARE SURE THAT YOU KNOW WHAT YOU ARE DOING
 #
-#  options string: py:enum
+#  options string: py
 #
 
 from thrift.Thrift import TType, TMessageType, TFrozenDict, TException, TApplicationException
 from thrift.protocol.TProtocol import TProtocolException
 from thrift.TRecursive import fix_spec
-from enum import IntEnum
 
 import sys
 
@@ -17,7 +16,7 @@ from thrift.transport import TTransport
 all_structs = []
 
 
-class ErrorCode(IntEnum):
+class ErrorCode(object):
     INVALID_ARGUMENT = 1
     NOT_FOUND = 2
     ALREADY_EXISTS = 3
@@ -26,15 +25,49 @@ class ErrorCode(IntEnum):
     CORRUPTION = 6
     INTERNAL = 7
 
+    _VALUES_TO_NAMES = {
+        1: "INVALID_ARGUMENT",
+        2: "NOT_FOUND",
+        3: "ALREADY_EXISTS",
+        4: "RESOURCE_EXHAUSTED",
+        5: "UNAVAILABLE",
+        6: "CORRUPTION",
+        7: "INTERNAL",
+    }
+
+    _NAMES_TO_VALUES = {
+        "INVALID_ARGUMENT": 1,
+        "NOT_FOUND": 2,
+        "ALREADY_EXISTS": 3,
+        "RESOURCE_EXHAUSTED": 4,
+        "UNAVAILABLE": 5,
+        "CORRUPTION": 6,
+        "INTERNAL": 7,
+    }
 
 
-class Kind(IntEnum):
+class Kind(object):
     BASE = 0
     CHECKPOINT = 1
     MERGE = 2
     VARIANT = 3
     ADAPTER = 4
 
+    _VALUES_TO_NAMES = {
+        0: "BASE",
+        1: "CHECKPOINT",
+        2: "MERGE",
+        3: "VARIANT",
+        4: "ADAPTER",
+    }
+
+    _NAMES_TO_VALUES = {
+        "BASE": 0,
+        "CHECKPOINT": 1,
+        "MERGE": 2,
+        "VARIANT": 3,
+        "ADAPTER": 4,
+    }
 
 
 class Error(TException):
@@ -75,7 +108,7 @@ class Error(TException):
                 break
             if fid == 1:
                 if ftype == TType.I32:
-                    code = ErrorCode(iprot.readI32()).name
+                    code = iprot.readI32()
                 else:
                     iprot.skip(ftype)
             elif fid == 2:
@@ -105,7 +138,7 @@ class Error(TException):
         oprot.writeStructBegin('Error')
         if self.code is not None:
             oprot.writeFieldBegin('code', TType.I32, 1)
-            oprot.writeI32(ErrorCode[self.code].value)
+            oprot.writeI32(self.code)
             oprot.writeFieldEnd()
         if self.message is not None:
             oprot.writeFieldBegin('message', TType.STRING, 2)
@@ -452,7 +485,7 @@ class SessionRequest(object):
     """
 
 
-    def __init__(self, kind=    Kind.CHECKPOINT, run=None, step=-1, rank=0, world=1, resumed_from=None,):
+    def __init__(self, kind=    1, run=None, step=-1, rank=0, world=1, resumed_from=None,):
         self.kind = kind
         self.run = run
         self.step = step
@@ -471,7 +504,7 @@ class SessionRequest(object):
                 break
             if fid == 1:
                 if ftype == TType.I32:
-                    self.kind = Kind(iprot.readI32()).name
+                    self.kind = iprot.readI32()
                 else:
                     iprot.skip(ftype)
             elif fid == 2:
@@ -511,7 +544,7 @@ class SessionRequest(object):
         oprot.writeStructBegin('SessionRequest')
         if self.kind is not None:
             oprot.writeFieldBegin('kind', TType.I32, 1)
-            oprot.writeI32(Kind[self.kind].value)
+            oprot.writeI32(self.kind)
             oprot.writeFieldEnd()
         if self.run is not None:
             oprot.writeFieldBegin('run', TType.STRING, 2)
@@ -967,7 +1000,7 @@ class Step(object):
                     iprot.skip(ftype)
             elif fid == 3:
                 if ftype == TType.I32:
-                    self.kind = Kind(iprot.readI32()).name
+                    self.kind = iprot.readI32()
                 else:
                     iprot.skip(ftype)
             elif fid == 4:
@@ -1011,7 +1044,7 @@ class Step(object):
             oprot.writeFieldEnd()
         if self.kind is not None:
             oprot.writeFieldBegin('kind', TType.I32, 3)
-            oprot.writeI32(Kind[self.kind].value)
+            oprot.writeI32(self.kind)
             oprot.writeFieldEnd()
         if self.artifact is not None:
             oprot.writeFieldBegin('artifact', TType.STRING, 4)
@@ -1370,7 +1403,7 @@ class ArtifactInfo(object):
                     iprot.skip(ftype)
             elif fid == 2:
                 if ftype == TType.I32:
-                    self.kind = Kind(iprot.readI32()).name
+                    self.kind = iprot.readI32()
                 else:
                     iprot.skip(ftype)
             elif fid == 3:
@@ -1491,7 +1524,7 @@ class ArtifactInfo(object):
             oprot.writeFieldEnd()
         if self.kind is not None:
             oprot.writeFieldBegin('kind', TType.I32, 2)
-            oprot.writeI32(Kind[self.kind].value)
+            oprot.writeI32(self.kind)
             oprot.writeFieldEnd()
         if self.run is not None:
             oprot.writeFieldBegin('run', TType.STRING, 3)
@@ -2567,7 +2600,7 @@ Run.thrift_spec = (
 all_structs.append(SessionRequest)
 SessionRequest.thrift_spec = (
     None,  # 0
-    (1, TType.I32, 'kind', None,     Kind.CHECKPOINT, ),  # 1
+    (1, TType.I32, 'kind', None,     1, ),  # 1
     (2, TType.STRING, 'run', 'UTF8', None, ),  # 2
     (3, TType.I64, 'step', None, -1, ),  # 3
     (4, TType.I32, 'rank', None, 0, ),  # 4
