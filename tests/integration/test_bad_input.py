@@ -54,7 +54,7 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]
 BAD_FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated": (truncate, "model.safetensors"),
     "header length": (lie_about_header, "model.safetensors"),
-    "overlap": (overlap, "model.norm.weight"),
+    "overlap": (overlap, "overlap"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
     "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json"),
 }
