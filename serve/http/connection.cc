@@ -40,8 +40,9 @@ class Connection;
 // The reply to one request. Keeps the connection alive; tells it when it is dropped unanswered.
 class ConnectionExchange final : public Exchange {
  public:
-  ConnectionExchange(std::shared_ptr<Connection> connection, HttpRequest request)
-      : connection_(std::move(connection)), request_(std::move(request)) {}
+  // `number`: of the request on its connection.
+  ConnectionExchange(std::shared_ptr<Connection> connection, HttpRequest request, uint64_t number)
+      : connection_(std::move(connection)), request_(std::move(request)), number_(number) {}
   ~ConnectionExchange() override;
 
   const HttpRequest& request() const override { return request_; }
@@ -53,8 +54,14 @@ class ConnectionExchange final : public Exchange {
   void Post(std::function<void()> task) override;
 
  private:
+  // Runs task(connection) on its strand, unless it has gone on to another request.
+  template <typename Task>
+  void OnStrand(Task task);
+  HttpRequest Line() const { return {.method = request_.method, .path = request_.path}; }
+
   const std::shared_ptr<Connection> connection_;
   const HttpRequest request_;
+  const uint64_t number_;
 };
 
 class Connection final : public ConnectionHandle, public std::enable_shared_from_this<Connection> {
@@ -81,6 +88,7 @@ class Connection final : public ConnectionHandle, public std::enable_shared_from
   void SetOnDisconnect(std::function<void()> callback);
   void Dropped();
 
+  uint64_t request_number() const { return number_; }
   asio::any_io_executor executor() { return socket_.get_executor(); }
 
  private:
@@ -90,6 +98,7 @@ class Connection final : public ConnectionHandle, public std::enable_shared_from
   void OnHeader(error_code error);
   void ReadBody();
   void OnBody(error_code error);
+  void OnReadError(error_code error);
   void Dispatch();
   void Refuse(int status, std::string_view message);
   void Watch();
@@ -113,6 +122,7 @@ class Connection final : public ConnectionHandle, public std::enable_shared_from
 
   // All of it the strand's.
   Phase phase_ = Phase::kReading;
+  uint64_t number_ = 0;  // of the current request
   beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::string_body>> parser_;
   std::function<void()> on_disconnect_;
@@ -128,41 +138,44 @@ class Connection final : public ConnectionHandle, public std::enable_shared_from
   int64_t reserved_body_ = 0;
 };
 
-ConnectionExchange::~ConnectionExchange() {
-  asio::post(connection_->executor(), [c = connection_] { c->Dropped(); });
-}
-
-void ConnectionExchange::Respond(HttpResponse response) {
-  // The copy of the request's line is small; the exchange itself may be gone when this runs.
-  HttpRequest line{.method = request_.method, .path = request_.path};
+template <typename Task>
+void ConnectionExchange::OnStrand(Task task) {
   asio::dispatch(connection_->executor(),
-                 [c = connection_, line = std::move(line), r = std::move(response)]() mutable {
-                   c->Respond(line, std::move(r));
+                 [c = connection_, number = number_, task = std::move(task)]() mutable {
+                   if (c->request_number() == number) task(*c);
                  });
 }
 
-void ConnectionExchange::BeginStream(std::string content_type, HttpHeaders headers) {
-  HttpRequest line{.method = request_.method, .path = request_.path};
-  asio::dispatch(connection_->executor(),
-                 [c = connection_, line = std::move(line), type = std::move(content_type),
-                  headers = std::move(headers)] { c->BeginStream(line, type, headers); });
-}
-
-void ConnectionExchange::Write(std::string piece) {
-  asio::dispatch(connection_->executor(), [c = connection_, piece = std::move(piece)]() mutable {
-    c->WritePiece(std::move(piece));
+ConnectionExchange::~ConnectionExchange() {
+  asio::post(connection_->executor(), [c = connection_, number = number_] {
+    if (c->request_number() == number) c->Dropped();
   });
 }
 
+void ConnectionExchange::Respond(HttpResponse response) {
+  // The line is copied: the exchange may be gone when this runs.
+  OnStrand([line = Line(), r = std::move(response)](Connection& c) mutable {
+    c.Respond(line, std::move(r));
+  });
+}
+
+void ConnectionExchange::BeginStream(std::string content_type, HttpHeaders headers) {
+  OnStrand([line = Line(), type = std::move(content_type),
+            headers = std::move(headers)](Connection& c) { c.BeginStream(line, type, headers); });
+}
+
+void ConnectionExchange::Write(std::string piece) {
+  OnStrand([piece = std::move(piece)](Connection& c) mutable { c.WritePiece(std::move(piece)); });
+}
+
 void ConnectionExchange::EndStream() {
-  asio::dispatch(connection_->executor(), [c = connection_] { c->EndStream(); });
+  OnStrand([](Connection& c) { c.EndStream(); });
 }
 
 void ConnectionExchange::OnDisconnect(std::function<void()> callback) {
-  asio::dispatch(connection_->executor(),
-                 [c = connection_, callback = std::move(callback)]() mutable {
-                   c->SetOnDisconnect(std::move(callback));
-                 });
+  OnStrand([callback = std::move(callback)](Connection& c) mutable {
+    c.SetOnDisconnect(std::move(callback));
+  });
 }
 
 void ConnectionExchange::Post(std::function<void()> task) {
@@ -208,12 +221,7 @@ void Connection::OnHeader(error_code error) {
     return Refuse(413, "the body is larger than " + std::to_string(kMaxBodyBytes) + " bytes");
   }
   if (error == http::error::header_limit) return Refuse(431, "the headers are too large");
-  const bool is_http_error =
-      error && error.category() == http::make_error_code(http::error::end_of_stream).category();
-  if (error && (!is_http_error || error == http::error::end_of_stream)) {
-    return Disconnect();  // the client closed, or the socket failed
-  }
-  if (error) return Refuse(400, "malformed HTTP: " + error.message());
+  if (error) return OnReadError(error);
   const auto length = parser_->content_length();
   int64_t wanted = 0;
   if (length) {
@@ -234,6 +242,14 @@ void Connection::OnHeader(error_code error) {
   ReadBody();
 }
 
+// Broken HTTP is answered; a client that closed, or a socket that failed, is not there to read it.
+void Connection::OnReadError(error_code error) {
+  const bool broken = error.category() == http::make_error_code(http::error::bad_chunk).category();
+  const bool left = error == http::error::end_of_stream || error == http::error::partial_message;
+  if (!broken || left) return Disconnect();
+  Refuse(400, "malformed HTTP: " + error.message());
+}
+
 void Connection::ReadBody() {
   if (phase_ == Phase::kClosed) return;
   http::async_read(socket_, buffer_, *parser_,
@@ -245,12 +261,7 @@ void Connection::OnBody(error_code error) {
   if (error == http::error::body_limit) {
     return Refuse(413, "the body is larger than " + std::to_string(kMaxBodyBytes) + " bytes");
   }
-  const bool malformed =
-      error && error.category() == http::make_error_code(http::error::bad_chunk).category();
-  if (malformed && error != http::error::partial_message) {
-    return Refuse(400, "malformed HTTP: " + error.message());
-  }
-  if (error) return Disconnect();
+  if (error) return OnReadError(error);
   ClearDeadline();
   Dispatch();
 }
@@ -274,7 +285,8 @@ void Connection::Dispatch() {
       .body = std::move(message.body()),
       .arrival = std::chrono::steady_clock::now()};
   phase_ = Phase::kHandling;
-  context_.handler(std::make_shared<ConnectionExchange>(shared_from_this(), std::move(request)));
+  context_.handler(
+      std::make_shared<ConnectionExchange>(shared_from_this(), std::move(request), ++number_));
   if (phase_ == Phase::kHandling && !replied_) Watch();
 }
 

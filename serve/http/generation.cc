@@ -20,6 +20,13 @@ int64_t CodePoints(std::string_view text) {
   return count;
 }
 
+// The request is fine; what is stored is not.
+Status LoadFailure(const Status& status) {
+  const bool ours =
+      status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound;
+  return ours ? Internal(status.WithContext("while loading the model").message()) : status;
+}
+
 std::string SseEvent(std::string_view json) {
   std::string event;
   event.reserve(json.size() + 8);
@@ -93,7 +100,7 @@ void Generation::FailWith(const Status& status) {
 }
 
 void Generation::Start(Result<VariantLease> lease) {
-  if (!lease.ok()) return FailWith(lease.status());
+  if (!lease.ok()) return FailWith(LoadFailure(lease.status()));
   {
     std::lock_guard lock(mutex_);
     if (abandoned_) return;  // while the variant was loading
