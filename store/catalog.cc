@@ -135,8 +135,13 @@ std::optional<std::string> Catalog::LastKey(Column column) const {
 
 Status Catalog::Write(const CatalogBatch& batch, bool synced) {
   if (impl_->failed) {
-    // A failed log write stops the database until it has flushed into a new log.
-    STOCKPOT_RETURN_IF_ERROR(FromRocksDb(impl_->db->Resume()).WithContext("after a failed write"));
+    // A failed log write stops the database. After a full disk it recovers by itself, within
+    // seconds of there being room; after other errors of the log only opening it anew helps.
+    const rocksdb::Status resumed = impl_->db->Resume();
+    if (!resumed.ok()) {
+      return Unavailable("the catalogue takes no writes after one failed (" + resumed.ToString() +
+                         "); reads go on; make room on the disk, or restart");
+    }
     impl_->failed = false;
   }
   const Status status = FromRocksDb(impl_->db->Write(synced ? SyncedWrite() : UnsyncedWrite(),

@@ -425,6 +425,42 @@ TEST_F(StoreBasicTest, AFailedPackLosesNothingAcknowledgedAndTheStoreGoesOn) {
   EXPECT_TRUE(report->damaged.empty());
 }
 
+// The catalogue's log cannot be written: commits fail, nothing of them is visible, reads go on, and
+// the store that is opened next goes on without a gap in its events.
+TEST_F(StoreBasicTest, AFailedCatalogueWriteIsSurvived) {
+  const Digest base = CommitBase();
+  const RunRecord run = CommitRun("r", base);
+  ASSERT_TRUE(
+      store_->Apply(CheckpointCommit(MakeCheckpoint(run, 1, RandomBytes(random_, 1000)))).ok());
+  const Manifest next = MakeCheckpoint(run, 2, RandomBytes(random_, 70'000));
+  ASSERT_NE(std::signal(SIGXFSZ, SIG_IGN), SIG_ERR);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_TRUE(store_->Apply({}).ok()) << "the pack is durable: only the catalogue will fail";
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+  const Status refused = store_->Apply(CheckpointCommit(next)).status();
+  const Status again = store_->Apply(CheckpointCommit(next)).status();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_FALSE(refused.ok());
+  EXPECT_FALSE(again.ok());
+  EXPECT_FALSE(store_->HasArtifact(next.digest()));
+  EXPECT_EQ(store_->LastEvent(), 1);
+  EXPECT_EQ(store_->ListSteps("r").size(), 1u);
+
+  EXPECT_EQ(store_->Apply(CheckpointCommit(next)).status().code(), StatusCode::kUnavailable);
+  EXPECT_TRUE(store_->GetManifest(base).ok());
+  Reopen();
+  const Result<int64_t> applied = store_->Apply(CheckpointCommit(next));
+  ASSERT_TRUE(applied.ok()) << applied.status().ToString();
+  EXPECT_EQ(*applied, 2);
+  const auto events = store_->EventsSince(0, 10);
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[1].sequence, 2);
+  EXPECT_TRUE(store_->HasArtifact(next.digest()));
+}
+
 TEST_F(StoreBasicTest, AChunkPutByOneIsDurableWithTheCommitOfAnother) {
   const Digest base = CommitBase();
   const RunRecord run = CommitRun("r", base);

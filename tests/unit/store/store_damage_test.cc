@@ -153,6 +153,53 @@ TEST_F(StoreDamageTest, TruncatedAndMissingPacksAreFound) {
   EXPECT_EQ(store_->ReadChunk(records_[0].chunk).status().code(), StatusCode::kCorruption);
 }
 
+// The catalogue's own files: RocksDB's checksums must turn every flip into an error or nothing.
+TEST_F(StoreDamageTest, FlipsInTheCatalogueNeverYieldWrongBytes) {
+  const char* given = std::getenv("STOCKPOT_SEED");
+  const uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  std::printf("seed %lu\n", static_cast<unsigned long>(seed));
+  std::mt19937_64 random(seed);
+  Fill();
+  const std::string manifest = store_->GetManifest(artifact_)->ToJson();
+  store_.reset();
+  const std::filesystem::path data = folder_.path() / "data";
+  const std::filesystem::path copy = folder_.path() / "copy";
+  std::filesystem::copy(data, copy, std::filesystem::copy_options::recursive);
+  int noticed = 0;
+  for (int i = 0; i < 40; ++i) {
+    std::filesystem::remove_all(data);
+    std::filesystem::copy(copy, data, std::filesystem::copy_options::recursive);
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator(data / "catalog")) {
+      const std::string extension = entry.path().extension();
+      if ((extension == ".sst" || extension == ".log") && entry.file_size() > 0) {
+        files.push_back(entry.path());
+      }
+    }
+    std::sort(files.begin(), files.end());
+    ASSERT_FALSE(files.empty());
+    const auto& file = files[random() % files.size()];
+    Flip(file, static_cast<int64_t>(random() % std::filesystem::file_size(file)),
+         static_cast<int>(random() % 8));
+    auto store = CheckpointStore::Open(Options());
+    if (!store.ok()) {
+      ++noticed;
+      continue;
+    }
+    const Result<Manifest> read = (*store)->GetManifest(artifact_);
+    ASSERT_TRUE(!read.ok() || read->ToJson() == manifest);
+    bool whole = read.ok();
+    for (const Record& record : records_) {
+      const auto chunk = (*store)->ReadChunk(record.chunk);
+      ASSERT_TRUE(!chunk.ok() || *chunk == record.data);
+      whole = whole && chunk.ok();
+    }
+    noticed += !whole;
+  }
+  std::printf("%d of 40 flips were noticed, the others hit unused bytes\n", noticed);
+}
+
 TEST_F(StoreDamageTest, ADamagedChunkCanBeReadAgainAfterRepairOfTheFile) {
   Fill();
   std::vector<std::byte> out(records_[1].data.size());

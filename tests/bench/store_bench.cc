@@ -1,0 +1,236 @@
+// The store's write path beside its yardstick, measured in one run: bytes in memory to durable in
+// the store, over one raw direct-I/O file with one fdatasync, alternating round by round, medians
+// divided. Every ratio is one JSON line on stdout
+//   {"name", "value", "goal", "limit", "better", "sizes", "machine"}
+// and the times behind it go to stderr.
+//
+//   store_bench [--quick] [--only SUBSTRING] [--threads N] [--dir DIRECTORY]
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "store/checkpoint_store.h"
+
+namespace stockpot {
+namespace {
+
+constexpr int64_t kTensorBytes = int64_t{64} << 20;
+constexpr int64_t kRawWriteBytes = int64_t{8} << 20;  // as the packs'
+
+struct Options {
+  bool quick = false;
+  std::string only;
+  int threads = 2;  // that put; a hook has 2-4 connections
+  std::filesystem::path directory = std::filesystem::temp_directory_path();
+};
+
+double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string CpuModel() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unknown CPU";
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+[[noreturn]] void Die(const std::string& what) {
+  std::fprintf(stderr, "store_bench: %s\n", what.c_str());
+  std::exit(1);
+}
+
+// Bytes this process has caused to be written to disk.
+int64_t WrittenBytes() {
+  std::ifstream in("/proc/self/io");
+  for (std::string word; in >> word;) {
+    int64_t value = 0;
+    in >> value;
+    if (word == "write_bytes:") return value;
+  }
+  Die("/proc/self/io does not count writes here");
+}
+
+class Folder {
+ public:
+  explicit Folder(const std::filesystem::path& parent) {
+    std::string pattern = (parent / "stockpot_bench_XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) Die("cannot make " + pattern);
+    path_ = pattern;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Block-aligned and incompressible; every 4 KiB differs from round to round, so nothing is
+// deduplicated.
+class Data {
+ public:
+  explicit Data(int64_t bytes) : bytes_(bytes) {
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, static_cast<size_t>(bytes))));
+    if (data_ == nullptr) Die("no memory");
+    std::mt19937_64 random(1);
+    for (int64_t i = 0; i < bytes; i += 8) {
+      const uint64_t word = random();
+      std::memcpy(data_.get() + i, &word, 8);
+    }
+  }
+  void Stamp(int64_t round) {
+    for (int64_t i = 0; i < bytes_; i += 4096) std::memcpy(data_.get() + i, &round, 8);
+  }
+  std::span<const std::byte> span() const { return {data_.get(), static_cast<size_t>(bytes_)}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  int64_t bytes_;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+double RawSeconds(const Folder& folder, std::span<const std::byte> data) {
+  const std::filesystem::path path = folder.path() / "raw";
+  const double begin = Seconds();
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_DIRECT, 0644);
+  if (fd < 0) Die("this file system has no direct I/O: give another --dir");
+  for (size_t at = 0; at < data.size();) {
+    const size_t n = std::min(data.size() - at, static_cast<size_t>(kRawWriteBytes));
+    if (::write(fd, data.data() + at, n) != static_cast<ssize_t>(n)) Die("raw write");
+    at += n;
+  }
+  if (::fdatasync(fd) != 0) Die("fdatasync");
+  ::close(fd);
+  const double seconds = Seconds() - begin;
+  ::unlink(path.c_str());
+  return seconds;
+}
+
+struct Ingested {
+  double seconds = 0;
+  double amplification = 0;
+};
+
+Ingested IngestSeconds(const Folder& folder, std::span<const std::byte> data, int threads) {
+  const std::filesystem::path directory = folder.path() / "store";
+  auto store = CheckpointStore::Open({.directory = directory, .clock = SystemClock()});
+  if (!store.ok()) Die(store.status().ToString());
+  const int64_t tensors = static_cast<int64_t>(data.size()) / kTensorBytes;
+  Manifest manifest;
+  manifest.kind = ArtifactKind::kBase;
+  manifest.tensors.resize(static_cast<size_t>(tensors));
+  const int64_t written_before = WrittenBytes();
+  const double begin = Seconds();
+  std::atomic<int64_t> next{0};
+  std::vector<std::thread> putters;
+  for (int t = 0; t < threads; ++t) {
+    putters.emplace_back([&] {
+      for (int64_t i; (i = next.fetch_add(1)) < tensors;) {
+        TensorEntry& tensor = manifest.tensors[static_cast<size_t>(i)];
+        char name[32];
+        std::snprintf(name, sizeof name, "tensor%05ld", static_cast<long>(i));
+        tensor = {.name = name, .dtype = DType::kU8, .shape = {kTensorBytes}};
+        Result<Part> part = (*store)->PutBytes(
+            data.subspan(static_cast<size_t>(i * kTensorBytes), static_cast<size_t>(kTensorBytes)));
+        if (!part.ok()) Die(part.status().ToString());
+        tensor.parts["data"] = *std::move(part);
+      }
+    });
+  }
+  for (std::thread& putter : putters) putter.join();
+  Commit commit;
+  commit.artifacts.push_back(std::move(manifest));
+  const Result<int64_t> applied = (*store)->Apply(std::move(commit));
+  if (!applied.ok()) Die(applied.status().ToString());
+  Ingested result{.seconds = Seconds() - begin};
+  result.amplification =
+      static_cast<double>(WrittenBytes() - written_before) / static_cast<double>(data.size());
+  store->reset();
+  std::filesystem::remove_all(directory);
+  return result;
+}
+
+int Main(const Options& options) {
+  const int64_t bytes = options.quick ? int64_t{256} << 20 : int64_t{1} << 30;
+  const int rounds = options.quick ? 3 : 7;
+  const Folder folder(options.directory);
+  Data data(bytes);
+  std::vector<double> ratios;
+  std::vector<double> amplifications;
+  for (int round = 0; round < rounds; ++round) {
+    data.Stamp(2 * round);
+    const double raw = RawSeconds(folder, data.span());
+    data.Stamp(2 * round + 1);
+    const Ingested ingested = IngestSeconds(folder, data.span(), options.threads);
+    const double again = RawSeconds(folder, data.span());  // before and after: the disk drifts
+    ratios.push_back((raw + again) / 2 / ingested.seconds);
+    amplifications.push_back(ingested.amplification);
+    const double mb = static_cast<double>(bytes) / 1e6;
+    std::fprintf(stderr, "round %d: raw %.0f and %.0f MB/s, store %.0f MB/s, written/data %.4f\n",
+                 round, mb / raw, mb / again, mb / ingested.seconds, ingested.amplification);
+  }
+  const std::string sizes = std::to_string(bytes >> 20) + " MiB in tensors of 64 MiB, " +
+                            std::to_string(options.threads) + " threads put, median of " +
+                            std::to_string(rounds);
+  const std::string machine =
+      CpuModel() + ", " + std::to_string(std::thread::hardware_concurrency()) + " threads";
+  const auto print = [&](const char* name, double value, double goal, double limit,
+                         const char* better) {
+    if (std::string(name).find(options.only) == std::string::npos) return;
+    std::printf(
+        "{\"name\": \"%s\", \"value\": %.4f, \"goal\": %g, \"limit\": %g, \"better\": \"%s\", "
+        "\"sizes\": \"%s\", \"machine\": \"%s\"}\n",
+        name, value, goal, limit, better, sizes.c_str(), machine.c_str());
+  };
+  print("ingest_inproc", Median(ratios), 0.8, 1.0, "higher");
+  print("write_amp", Median(amplifications), 1.05, 1.0, "lower");
+  return 0;
+}
+
+}  // namespace
+}  // namespace stockpot
+
+int main(int argc, char** argv) {
+  stockpot::Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--quick") {
+      options.quick = true;
+    } else if (i + 1 < argc && flag == "--only") {
+      options.only = argv[++i];
+    } else if (i + 1 < argc && flag == "--threads") {
+      options.threads = std::max(1, std::atoi(argv[++i]));
+    } else if (i + 1 < argc && flag == "--dir") {
+      options.directory = argv[++i];
+    } else {
+      std::fprintf(stderr,
+                   "usage: store_bench [--quick] [--only SUBSTRING] [--threads N] [--dir DIR]\n");
+      return 2;
+    }
+  }
+  return stockpot::Main(options);
+}
