@@ -8,6 +8,7 @@ own that hands large payloads to the socket without copying them.
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -105,6 +106,14 @@ class SocketTransport(TTransportBase):
     def close(self) -> None:
         self._socket.close()
 
+    def is_stale(self) -> bool:
+        """Between two calls: whether the peer hung up. It has nothing to say then, so readable is
+        the end.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
     def read(self, size: int) -> bytes:
         """Between 1 and `size` bytes; TTransportException at the end of the stream."""
         if self._position == len(self._input):
@@ -190,6 +199,8 @@ class Connection:
         """
         with self._lock:
             try:
+                if self._transport is not None and self._transport.is_stale():
+                    self._drop()  # the daemon closes idle connections, or was restarted
                 if self._transport is None:
                     self._connect()
                 return function(self._clients[service])
