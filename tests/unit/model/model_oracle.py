@@ -41,7 +41,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 GREEDY_TOKENS = 64
-# Between the two best logits of a greedy step, at least: 20 times what another order of float32 sums
+# Between the two best logits of a greedy step, at least: 20 times what another order of sums
 # changes (3e-6 in the small models, 1e-4 in the real one).
 MIN_MARGIN = {"tiny": 6e-5, "smollm2": 2e-3}
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -125,8 +125,8 @@ def expected(model: LlamaForCausalLM, prompt: torch.Tensor, name: str,
         best = step.logits[0, -1].topk(2)
         margin = float(best.values[0] - best.values[1])
         if margin < min_margin:
-            raise SystemExit(f"{name}: token {len(greedy)} hangs on {margin:.1e}, which another order "
-                             "of sums may turn: choose another seed or prompt")
+            raise SystemExit(f"{name}: token {len(greedy)} hangs on {margin:.1e}, another "
+                             "order of sums may turn it: choose another seed or prompt")
         token = int(best.indices[0])
         greedy.append(token)
         step = model(torch.tensor([[token]]), past_key_values=step.past_key_values, use_cache=True)
