@@ -193,7 +193,9 @@ const TensorEntry* Manifest::Resolve(std::string_view name) const {
 
 int64_t Manifest::logical_bytes() const {
   int64_t bytes = 0;
-  for (const TensorEntry& tensor : tensors) bytes += tensor.logical_bytes();
+  for (const TensorEntry& tensor : tensors) {
+    if (tensor.alias_of.empty()) bytes += tensor.logical_bytes();
+  }
   return bytes;
 }
 

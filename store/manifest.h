@@ -91,8 +91,8 @@ struct Manifest {
   const TensorEntry* Find(std::string_view name) const;  // binary search; null: none
   // Follows alias_of once. Null: none.
   const TensorEntry* Resolve(std::string_view name) const;
-  int64_t logical_bytes()
-      const;                     // tensors, aliases and codec "base" counted as what they stand for
+  // As a full model: codecs counted as the weights they stand for, tied tensors once.
+  int64_t logical_bytes() const;
   int64_t stored_bytes() const;  // parts of tensors and files
 
   // InvalidArgument names the tensor and the rule.
