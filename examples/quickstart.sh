@@ -76,10 +76,11 @@ say "fine-tune: $steps steps, a checkpoint every $((steps / 4)), a merge at half
 say "publish the last full checkpoint as it is, to compare"
 stockpot publish "quickstart@$steps" --codec dense
 
-say "lineage"
-stockpot log quickstart
+say "wait for the last merge and its variant"
+while stockpot jobs --json | grep -qE '"state": *"(queued|running)"'; do sleep 1; done
 
-say "bytes: each variant against its full checkpoint"
+say "lineage, with the bytes of each variant against the full checkpoint"
+stockpot log quickstart
 stockpot routes
 
 say "held-out loss through the endpoint"
