@@ -27,6 +27,8 @@ python=$(cmake/setup.sh --print-python)
 export STOCKPOT_PYTHON=$python HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 say "build"
+# A second clone of the same sources compiles nothing again.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 cmake --preset release -DSTOCKPOT_TESTS=OFF -B build/quickstart >build-quickstart.log 2>&1 ||
   { cat build-quickstart.log; exit 1; }
 rm -f build-quickstart.log

@@ -15,6 +15,8 @@ python=$(cmake/setup.sh --print-python)
 export STOCKPOT_PYTHON=$python
 
 say "build"
+# A second clone of the same sources compiles nothing again.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 cmake --preset release >build.log 2>&1 || { cat build.log; exit 1; }
 rm -f build.log
 cmake --build --preset release

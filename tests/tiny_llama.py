@@ -1,4 +1,4 @@
-"""A random Llama small enough for tests, as a Hugging Face folder that transformers and the daemon load.
+"""A random Llama small enough for tests, as a folder that transformers and the daemon load.
 
 Byte-level tokenizer of 256 bytes and three special tokens, so that any text has a short encoding.
 """

@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import mmap
 import os
 import platform
 import socket
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -27,8 +29,8 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
-
 from stockpot import CheckpointHook, Client, RunConfig
+
 from tests.daemon import running
 
 Weights = dict[str, torch.Tensor]
@@ -131,12 +133,12 @@ def bench_stall(report: Report, address: str, base: Weights, repeats: int) -> No
     size = f"{total_bytes(weights) >> 20} MiB of bf16"
     mine = statistics.median(ours[1:])
     report.add("stall_copy", mine / statistics.median(plain[1:]), 1.1, 1.0, "lower", size)
-    report.add("stall_vs_async_dcp", statistics.median(theirs[1:]) / mine, 2.0, None, "higher", size)
+    report.add("stall_vs_async_dcp", statistics.median(theirs[1:]) / mine, 2.0, None, "higher",
+               size)
 
 
 def raw_direct_write(data: memoryview, folder: Path) -> float:
-    """Seconds to write the bytes to one O_DIRECT file and fdatasync it, as a plain program would."""
-    import mmap
+    """Seconds to write the bytes to one O_DIRECT file and fdatasync it."""
     block = 4 << 20
     buffer = mmap.mmap(-1, block)
     path = folder / "raw"
@@ -180,7 +182,7 @@ def bench_ingest(report: Report, address: str, data_folder: Path, repeats: int) 
 
 
 def bench_publish(report: Report, address: str, url: str, base: Weights, repeats: int) -> None:
-    """Commit of a step to the first token of its variant; publish over one read of the checkpoint."""
+    """Commit of a step to its variant's first token; publish over one read of the checkpoint."""
     if not report.wants("commit_to_token_s", "publish_over_read"):
         return
     to_token, publishes, reads = [], [], []
@@ -298,7 +300,6 @@ def bench_connection(report: Report) -> None:
         for _ in range(total >> 20):
             out.sendall(block)
     thread.join()
-    import sys
     print(f"raw loopback TCP: {total / (time.perf_counter() - start) / 1e9:.2f} GB/s",
           file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""kill -9 of the daemon at random moments of a run: nothing acknowledged is lost, training goes on."""
+"""kill -9 of the daemon at random moments: nothing acknowledged is lost, training goes on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import stockpot
 import torch
 from safetensors.torch import load_file
-
-import stockpot
 from stockpot import Client
+
 from tests import tiny_llama
 from tests.crash.trainer import weights_at
 from tests.daemon import Daemon
@@ -31,7 +31,7 @@ def acknowledged_steps(path: Path) -> dict[int, str]:
 
 
 def check_step(client: Client, base: dict[str, torch.Tensor], step: int, artifact: str) -> None:
-    """The step resolves to the acknowledged artifact, whose every bit is that of the training loop."""
+    """The step resolves to the acknowledged artifact, bit for bit that of the training loop."""
     assert client.lineage.resolve(f"{RUN}@{step}") == artifact
     stored = stockpot.load(client, artifact)
     expected = weights_at(base, step)

@@ -2,8 +2,8 @@
 
     trainer.py ADDRESS RUN BASE_FOLDER ACKNOWLEDGED STOP
 
-Writes a line "step artifact" to ACKNOWLEDGED for each commit that the hook saw acknowledged, and the
-step it has reached to ACKNOWLEDGED.steps; ends when the file STOP exists.
+Writes a line "step artifact" to ACKNOWLEDGED for each commit that the hook saw acknowledged, and
+the step it has reached to ACKNOWLEDGED.steps; ends when the file STOP exists.
 """
 
 import sys
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-
 from stockpot import CheckpointHook, RunConfig
 
 STEP_S = 0.05

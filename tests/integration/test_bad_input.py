@@ -1,4 +1,4 @@
-"""Bad input of every kind: a clear error that names the thing, the daemon up, nothing half stored."""
+"""Bad input of every kind: an error that names the thing, the daemon up, nothing half stored."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
 from stockpot import CheckpointHook, Client
+
 from tests.daemon import Daemon
 from tests.integration import endpoint
 
