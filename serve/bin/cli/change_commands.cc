@@ -1,6 +1,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <thread>
 
@@ -45,7 +46,8 @@ Status FinishJob(Client& client, const Globals& globals, rpc::Job job, bool wait
   } else if (wait) {
     std::printf("%s %s\n", job.kind.c_str(), job.result.substr(0, 12).c_str());
   } else {
-    std::printf("%s %s: `stockpot jobs` shows it\n", job.state.c_str(), Printable(job.key).c_str());
+    std::printf("%s %s: `stockpot jobs` shows it\n", job.state.c_str(),
+                Printable(Abbreviate(job.key)).c_str());
   }
   return OkStatus();
 }
@@ -65,12 +67,12 @@ void AddMerge(Registry& registry) {
   command->add_option("--energy", options->request.energy, "Kept share of each delta's energy")
       ->check(CLI::Range(1e-9, 1.0));
   command->add_option("--rank", options->request.rank, "Fixed rank instead of the energy floor")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_flag("--force", options->request.force,
                     "Accept a rank that keeps less than --energy");
   command->add_option("--run", options->request.run, "Run of the result (the first parent's)");
   command->add_option("--step", options->request.step, "Step of the result (the newest parent's)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_flag("--no-wait", options->no_wait, "Only queue the job");
   command->callback([&registry, options] {
     registry.action = [&registry, options]() -> Status {
@@ -156,6 +158,8 @@ Status MoveAlias(const Globals& globals, const AliasOptions& options) {
                         options.expected.empty() ? std::nullopt : std::optional(options.expected)));
   if (globals.json) {
     PrintJson(ToJson(alias, "artifact"));
+  } else if (options.remove) {
+    std::printf("%s is gone\n", Printable(alias.name).c_str());
   } else {
     std::printf("%s -> %s\n", Printable(alias.name).c_str(), ShortDigest(alias.target).c_str());
   }

@@ -78,8 +78,23 @@ int64_t NowMs() {
 
 std::string Printable(const std::string& text) {
   std::string out = text;
+  std::replace(out.begin(), out.end(), '\n', ' ');
   std::replace_if(
       out.begin(), out.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return out;
+}
+
+std::string Abbreviate(const std::string& text) {
+  constexpr size_t kDigestDigits = 64;
+  constexpr size_t kShownDigits = 12;
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    size_t end = text.find_first_not_of("0123456789abcdef", i);
+    if (end == std::string::npos) end = text.size();
+    out += text.substr(i, end - i == kDigestDigits ? kShownDigits : end - i);
+    if (end < text.size()) out += text[end];
+    i = end + 1;
+  }
   return out;
 }
 

@@ -15,8 +15,11 @@ std::string HumanNumber(double value);                  // at most 6 significant
 std::string ShortDigest(const std::string& raw);  // 12 hex digits of 32 raw bytes; "-" for none
 std::string HexDigest(const std::string& raw);    // 64 hex digits, or ""
 int64_t NowMs();
-// Control characters from outside would move the terminal's cursor: they become '?'.
+// Control characters from outside would move the terminal's cursor: they become '?', line ends
+// spaces.
 std::string Printable(const std::string& text);
+// Digests inside a text, for people: their first 12 hex digits.
+std::string Abbreviate(const std::string& text);
 
 // Columns aligned by their widest cell; numbers are to be given right-aligned by their column.
 class Table {

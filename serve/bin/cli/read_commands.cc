@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <map>
 
 #include "serve/bin/cli/commands.h"
@@ -196,7 +197,8 @@ Status Routes(const Globals& globals) {
 void PrintJobs(const std::vector<rpc::Job>& jobs) {
   Table table({{"JOB"}, {"STATE"}, {"DONE", true}, {"TRIES", true}, {"CREATED"}, {"RESULT"}});
   for (const rpc::Job& job : jobs) {
-    table.Add({job.key, job.state, std::to_string(static_cast<int>(job.share * 100)) + " %",
+    table.Add({Abbreviate(job.key), job.state,
+               std::to_string(static_cast<int>(job.share * 100)) + " %",
                std::to_string(job.attempts), HumanAgo(job.created_ms, NowMs()),
                job.state == "failed" ? job.error : job.result.substr(0, 12)});
   }
@@ -256,11 +258,9 @@ void PrintEvent(const rpc::Event& event, bool json) {
   }
   std::string fields;
   for (const auto& [key, value] : event.fields) {
-    if (!value.empty())
-      fields += "  " + key + "=" + (value.size() == 64 ? value.substr(0, 12) : value);
+    if (!value.empty()) fields += "  " + key + "=" + Abbreviate(value);
   }
-  const std::string subject =
-      event.subject.size() == 64 ? event.subject.substr(0, 12) : event.subject;
+  const std::string subject = Abbreviate(event.subject);
   std::printf("%6lld  %-14s %-16s %s%s\n", static_cast<long long>(event.sequence),
               HumanAgo(event.time_ms, NowMs()).c_str(), Printable(event.type).c_str(),
               Printable(subject).c_str(), Printable(fields).c_str());
@@ -316,7 +316,7 @@ void AddReadCommands(Registry& registry) {
   CLI::App* events = add("events", "Print the event log (with --json: one object a line)",
                          [options](const Globals& globals) { return Events(globals, *options); });
   events->add_option("--since", options->since, "Only events after this number")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   events->add_flag("--follow", options->follow, "Go on with new ones as they happen");
 }
 

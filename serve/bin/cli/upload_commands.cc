@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <map>
 
 #include "serve/bin/cli/commands.h"
@@ -147,7 +148,7 @@ void AddPush(Registry& registry) {
   command->add_option("RUN", options->run, "Name of the run")->required();
   command->add_option("STEP", options->step, "Training step")
       ->required()
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_option("DIR", options->folder, "config.json, *.safetensors, tokenizer.json")
       ->required();
   command->add_option("--base", options->base, "Base of the run; creates the run if it is new");
@@ -159,7 +160,7 @@ void AddPush(Registry& registry) {
   command
       ->add_option("--merge-every", options->config.merge_every,
                    "For a new run: merge every so many steps, 0 = never")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command
       ->add_option("--publish", options->config.publish, "For a new run: what is served by itself")
       ->check(CLI::IsMember({"every", "merges", "best", "request"}));
