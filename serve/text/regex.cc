@@ -3,7 +3,10 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <ctime>
+
 #include "kernels/base/check.h"
+#include "serve/text/stand_ins.h"
 #include "serve/text/utf8.h"
 
 namespace stockpot {
@@ -11,6 +14,13 @@ namespace {
 
 constexpr size_t kJitStackStartBytes = 32 << 10;
 constexpr size_t kJitStackMaxBytes = 1 << 20;
+constexpr size_t kMatchesBetweenLooks = 64;  // at the clock, a system call
+
+double ThreadSeconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 std::string Pcre2Message(int error) {
   PCRE2_UCHAR buffer[160];
@@ -33,7 +43,7 @@ struct RegexScratch::Memory {
   std::unique_ptr<pcre2_match_data, Deleter<pcre2_match_data_free>> match;
   std::unique_ptr<pcre2_match_context, Deleter<pcre2_match_context_free>> context;
   std::unique_ptr<pcre2_jit_stack, Deleter<pcre2_jit_stack_free>> stack;
-  std::chrono::steady_clock::time_point deadline;
+  double deadline_s = 0;  // of ThreadSeconds()
 };
 
 RegexScratch::RegexScratch() = default;
@@ -67,7 +77,8 @@ Result<Regex> Regex::Compile(std::string_view oniguruma_pattern) {
   return Regex(std::move(code));
 }
 
-Result<std::vector<ByteRange>> Regex::FindAll(std::string_view text, RegexScratch* scratch) const {
+Result<std::vector<ByteRange>> Regex::FindAll(std::string_view original,
+                                              RegexScratch* scratch) const {
   if (scratch->memory_ == nullptr) {
     auto memory = std::make_unique<RegexScratch::Memory>();
     memory->match.reset(pcre2_match_data_create(1, nullptr));
@@ -77,12 +88,14 @@ Result<std::vector<ByteRange>> Regex::FindAll(std::string_view text, RegexScratc
     pcre2_set_match_limit(memory->context.get(), RegexLimits::kMaxMatchSteps);
     pcre2_set_heap_limit(memory->context.get(), RegexLimits::kMaxHeapKib);
     if (memory->stack) pcre2_jit_stack_assign(memory->context.get(), nullptr, memory->stack.get());
-    memory->deadline = std::chrono::steady_clock::now() + RegexLimits::kMaxTime;
+    memory->deadline_s = ThreadSeconds() + RegexLimits::kMaxCpuSeconds;
     scratch->memory_ = std::move(memory);
   }
   RegexScratch::Memory& memory = *scratch->memory_;
+  std::string storage;
+  const std::string_view text = WithStandIns(original, &storage);
   std::vector<ByteRange> found;
-  size_t from = 0;
+  size_t from = 0, matches = 0;
   while (from <= text.size()) {
     const int count =
         pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
@@ -97,9 +110,9 @@ Result<std::vector<ByteRange>> Regex::FindAll(std::string_view text, RegexScratc
       found.push_back(range);
       from = range.end;
     }
-    if (std::chrono::steady_clock::now() > memory.deadline) {
-      return ResourceExhausted("pre-tokenizer regex took longer than " +
-                               std::to_string(RegexLimits::kMaxTime.count()) + " ms");
+    if (++matches % kMatchesBetweenLooks == 0 && ThreadSeconds() > memory.deadline_s) {
+      return ResourceExhausted("pre-tokenizer regex ran for more than " +
+                               std::to_string(RegexLimits::kMaxCpuSeconds) + " s");
     }
   }
   return found;

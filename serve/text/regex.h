@@ -8,7 +8,6 @@
 // RegexScratch are bounded.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -25,7 +24,7 @@ struct RegexLimits {
   static constexpr uint32_t kMaxNesting = 60;
   static constexpr uint32_t kMaxMatchSteps = 2'000'000;  // one match attempt (PCRE2 match limit)
   static constexpr uint32_t kMaxHeapKib = 32 << 10;      // one match attempt
-  static constexpr std::chrono::milliseconds kMaxTime{5000};  // all matches with one scratch
+  static constexpr double kMaxCpuSeconds = 5;  // of the thread, all matches with one scratch
 };
 
 // Half-open byte range.
@@ -35,7 +34,8 @@ struct ByteRange {
   bool empty() const { return begin == end; }
 };
 
-// Memory of matching, for one thread and one piece of work. The clock starts with the first match.
+// Memory of matching, for one thread and one piece of work. The time starts with the first match;
+// it is the thread's processor time, so that a busy machine refuses nothing.
 class RegexScratch {
  public:
   RegexScratch();

@@ -3,31 +3,51 @@
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
 #include <unicode/uchar.h>
+#include <unicode/uniset.h>
+
+#include "kernels/base/check.h"
 
 namespace stockpot {
 
-Result<std::string> Normalize(NormalForm form, std::string_view text) {
-  UErrorCode error = U_ZERO_ERROR;
-  const icu::Normalizer2* normalizer = nullptr;
+namespace {
+
+const icu::Normalizer2* Instance(NormalForm form, UErrorCode* error) {
   switch (form) {
     case NormalForm::kNfc:
-      normalizer = icu::Normalizer2::getNFCInstance(error);
-      break;
+      return icu::Normalizer2::getNFCInstance(*error);
     case NormalForm::kNfd:
-      normalizer = icu::Normalizer2::getNFDInstance(error);
-      break;
+      return icu::Normalizer2::getNFDInstance(*error);
     case NormalForm::kNfkc:
-      normalizer = icu::Normalizer2::getNFKCInstance(error);
-      break;
+      return icu::Normalizer2::getNFKCInstance(*error);
     case NormalForm::kNfkd:
-      normalizer = icu::Normalizer2::getNFKDInstance(error);
-      break;
+      return icu::Normalizer2::getNFKDInstance(*error);
   }
+  return nullptr;
+}
+
+// Characters that `tokenizers` can normalize: its tables are those of Unicode 9.
+const icu::UnicodeSet& OldCharacters() {
+  static const icu::UnicodeSet set = [] {
+    UErrorCode error = U_ZERO_ERROR;
+    icu::UnicodeSet old(icu::UnicodeString("[:Age=9.0:]"), error);
+    STOCKPOT_CHECK(U_SUCCESS(error), u_errorName(error));
+    old.freeze();
+    return old;
+  }();
+  return set;
+}
+
+}  // namespace
+
+Result<std::string> Normalize(NormalForm form, std::string_view text) {
+  UErrorCode error = U_ZERO_ERROR;
+  const icu::Normalizer2* normalizer = Instance(form, &error);
   std::string out;
   if (U_SUCCESS(error)) {
+    const icu::FilteredNormalizer2 filtered(*normalizer, OldCharacters());
     icu::StringByteSink<std::string> sink(&out, static_cast<int32_t>(text.size()));
-    normalizer->normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<int32_t>(text.size())),
-                              sink, nullptr, error);
+    filtered.normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<int32_t>(text.size())),
+                           sink, nullptr, error);
   }
   if (U_FAILURE(error)) return Internal(std::string("ICU normalizer: ") + u_errorName(error));
   return out;

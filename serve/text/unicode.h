@@ -11,6 +11,7 @@ namespace stockpot {
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 
+// As `tokenizers` normalizes: characters younger than Unicode 9 stay as they are.
 // REQUIRES: `text` is valid UTF-8.
 Result<std::string> Normalize(NormalForm form, std::string_view text);
 

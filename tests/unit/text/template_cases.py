@@ -1,5 +1,8 @@
 """Chat templates, conversations, and what transformers' apply_chat_template makes of them."""
 
+# Templates keep their lines.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import importlib.util
@@ -395,7 +398,7 @@ missing.x ; missing + 1 ; missing ~ "x" ; n.x.y ; 1 / 0 ; 1 % 0 ; n + s ; s + n 
 no.x ; no.x.y ; no | length ; no | join ; n | length ; n | list ; no[0] ; l["a"] ; nested[0] ; s["a"] ; l.first ; s | first | upper ; [1,2,] ; {"a": 1,} ; (1,) ; (l)[0] ; {"a": 1}["a"] ; {"a": 1}.a ; "a".upper().lower()
 loop is defined ; messages | length ; bos_token + eos_token ; tools is defined ; tools is none ; add_generation_prompt ; documents ; strftime_now is defined ; true ; True ; none ; None ; False ; "" ; 0 ; 1.0
 "%s" ; "{{ not }}" ; '{% raw %}' ; "a" if "b" in "abc" and not z else "c" ; n > 5 and n < 10 or z ; (n, s)[1] ; [n for n in l] ; lambda x: x ; n if ; 1 + ; (1 ; [1 ; {1 ; 1 2 ; a b ; $ ; "abc ; 'x ; n.. ; .5 ; 5. ; 0x10 ; n | ; n is ; n is not ; s[ ; s[]
-"""  # noqa: E501
+"""
 STATEMENTS = [
     "{% for x in l %}{{ x }}{% if not loop.last %}, {% endif %}{% endfor %}",
     "{% for x in l %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.depth }};{% endfor %}",
@@ -457,7 +460,7 @@ def render(case: dict[str, Any]) -> str | None:
         rendered, _ = render_jinja_template(
             conversations=[case["messages"]], tools=case["extra"].get("tools"), chat_template=case["template"],
             add_generation_prompt=case["add_generation_prompt"], bos_token=BOS, eos_token=EOS, **extra)
-    except Exception:  # noqa: BLE001: jinja2 raises what Python raises
+    except Exception:  # jinja2 raises what Python raises
         return None
     return rendered[0]
 

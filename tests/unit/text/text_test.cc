@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -18,6 +18,14 @@ namespace {
 
 using testing::HasSubstr;
 using Json = nlohmann::json;
+
+// What one hostile input may cost, with a sanitizer; processor time, so a busy machine is no
+// failure.
+constexpr double kMaxCpuSeconds = 60;
+
+double CpuSecondsSince(std::clock_t start) {
+  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+}
 
 std::unique_ptr<const Tokenizer> Load(const Json& document) {
   auto tokenizer = Tokenizer::FromJson(document.dump());
@@ -193,13 +201,13 @@ TEST(Tokenizer, SurvivesPatternsThatRunAway) {
                                  {"pattern", {{"Regex", pattern}}}};
     const auto tokenizer = Load(document);
     ASSERT_NE(tokenizer, nullptr);
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     const auto ids = tokenizer->Encode(std::string(20'000, 'a'), false);
     // Refused, or matched after all; in any case soon.
     if (!ids.ok()) {
       EXPECT_EQ(ids.status().code(), StatusCode::kResourceExhausted);
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << pattern;
+    EXPECT_LT(CpuSecondsSince(start), kMaxCpuSeconds) << pattern;
   }
 }
 
@@ -361,11 +369,11 @@ TEST(ChatTemplate, BoundsStepsMemoryAndOutput) {
       "{{ ns.x == [ns.x, 1][0] }}{{ ns.x }}",
   };
   for (const std::string& source : table) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     const auto text = RenderTemplate(source);
     ASSERT_FALSE(text.ok()) << source;
     EXPECT_EQ(text.status().code(), StatusCode::kResourceExhausted) << text.status().ToString();
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << source;
+    EXPECT_LT(CpuSecondsSince(start), kMaxCpuSeconds) << source;
   }
 }
 

@@ -25,15 +25,17 @@ from tokenizers import (
 FUZZ_TEXTS = {"smollm2": 2500}  # of the others:
 DEFAULT_FUZZ_TEXTS = 250
 
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 DEEPSEEK = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
             r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + SUFFIX +
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + SUFFIX +
          r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 BEHAVIORS = ["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"]
+SPACES = pre_tokenizers.WhitespaceSplit()
 CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -69,7 +71,7 @@ def set_model(tokenizer: Tokenizer, **changes: Any) -> Tokenizer:
 
 
 def sentencepiece(kind: str) -> Tokenizer:
-    """Llama 2 (Prepend and Replace), Mistral (Metaspace), Gemma (Split): one whole text, byte fallback."""
+    """Llama 2 (Prepend), Mistral (Metaspace), Gemma (Split): one whole text, byte fallback."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     training = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.normalizer = training
@@ -115,7 +117,8 @@ def words(pre: Any, normalizer: Any = None, decoder: Any = None, **model: Any) -
         tokenizer.normalizer = normalizer
     if decoder is not None:
         tokenizer.decoder = decoder
-    options = {k: model[k] for k in ("continuing_subword_prefix", "end_of_word_suffix") if k in model}
+    affixes = ("continuing_subword_prefix", "end_of_word_suffix")
+    options = {k: model[k] for k in affixes if k in model}
     specials = [model["unk_token"]] if "unk_token" in model else []
     trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=specials, show_progress=False,
                                   limit_alphabet=150, **options)
@@ -164,28 +167,30 @@ def all_tokenizers() -> dict[str, Tokenizer]:
             pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(add_prefix_space=False)]), CHATML),
         "qwen2": regex_byte_level(QWEN2),
         "llama3": set_model(regex_byte_level(LLAMA3), ignore_merges=True),
-        "deepseek": regex_byte_level(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK),
+        "deepseek": regex_byte_level(r"\p{N}{1,3}", "[一-龥\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK),
         "o200k": regex_byte_level(O200K),
-        "escapes": regex_byte_level(r"\w+\b|\W", r"[\h\s]{,3}\d|\S", r"\p{Han}+|\p{^L}|\P{Lu}", r"^a|b$|\v|é"),
+        "escapes": regex_byte_level(r"\w+\b|\W", r"[\h\s]{,3}\d|\S", r"\p{Han}+|\p{^L}|\P{Lu}",
+                                    r"^a|b$|\v|é"),
         "empty_match": regex_byte_level(r"x*", r"(?=a)|(?<=b)"),
         "llama2": sentencepiece("llama2"),
         "metaspace_bytes": sentencepiece("metaspace"),
         "gemma": sentencepiece("gemma"),
         "whitespace": words(pre_tokenizers.Whitespace(), unk_token="[UNK]"),
-        "whitespace_split": words(pre_tokenizers.WhitespaceSplit(), unk_token="[UNK]", fuse_unk=True),
+        "whitespace_split": words(SPACES, unk_token="[UNK]", fuse_unk=True),
         "punctuation": words(pre_tokenizers.Sequence([
             pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("merged_with_previous")])),
         "delimiter": words(pre_tokenizers.CharDelimiterSplit("a"), decoder=decoders.Fuse()),
-        "suffix": words(pre_tokenizers.WhitespaceSplit(), unk_token="[UNK]", end_of_word_suffix="</w>"),
-        "prefix": words(pre_tokenizers.WhitespaceSplit(), unk_token="[UNK]", continuing_subword_prefix="##"),
-        "strip_fragments": words(pre_tokenizers.WhitespaceSplit(), decoder=decoders.Sequence(
+        "suffix": words(SPACES, unk_token="[UNK]", end_of_word_suffix="</w>"),
+        "prefix": words(SPACES, unk_token="[UNK]", continuing_subword_prefix="##"),
+        "strip_fragments": words(SPACES, decoder=decoders.Sequence(
             [decoders.Replace("e", "  "), decoders.Fuse(), decoders.Strip(" ", 3, 0)])),
-        "strip_tokens": words(pre_tokenizers.WhitespaceSplit(), decoder=decoders.Strip("e", 0, 1)),
+        "strip_tokens": words(SPACES, decoder=decoders.Strip("e", 0, 1)),
         "added": added(None),
         "added_nfkc": added(normalizers.NFKC()),
     }  # fmt: skip
     out["qwen2"].normalizer = normalizers.NFC()
-    out["qwen2"].add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)])
+    tags = ("<tool_call>", "</tool_call>")
+    out["qwen2"].add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     out["llama3"].post_processor = processors.Sequence([
         processors.ByteLevel(trim_offsets=True),
         processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", pair="$A $B",
@@ -194,10 +199,11 @@ def all_tokenizers() -> dict[str, Tokenizer]:
         out[f"metaspace_{scheme}"] = metaspace(scheme)
     forms = {"nfc": normalizers.NFC(), "nfd": normalizers.NFD(), "nfkc": normalizers.NFKC(),
              "nfkd": normalizers.NFKD(), "strip": normalizers.Strip(),
-             "replace": normalizers.Sequence([normalizers.Replace(Regex(r"\s{2,}"), " ~ "),
-                                              normalizers.Strip(left=False), normalizers.Prepend("e")])}
+             "replace": normalizers.Sequence([
+                 normalizers.Replace(Regex(r"\s{2,}"), " ~ "), normalizers.Strip(left=False),
+                 normalizers.Prepend("e")])}
     for name, form in forms.items():
-        out[f"normalizer_{name}"] = words(pre_tokenizers.WhitespaceSplit(), normalizer=form, unk_token="[UNK]")
+        out[f"normalizer_{name}"] = words(SPACES, normalizer=form, unk_token="[UNK]")
     for behavior in BEHAVIORS:
         for invert in (False, True):
             out[f"split_{behavior}_{invert}"] = words(split(r"[aeiou ]", behavior, invert))
@@ -209,9 +215,10 @@ def tuple_merges(document: dict[str, Any]) -> None:
 
 
 def cases(name: str, tokenizer: Tokenizer, rng: random.Random) -> dict[str, Any]:
-    snippets = [t.content for t in tokenizer.get_added_tokens_decoder().values()] + [" ", "\n", "'s"]
-    snippets = [s for s in snippets if not s.startswith("<0x")]
-    texts = TEXTS + [random_text(rng, snippets) for _ in range(FUZZ_TEXTS.get(name, DEFAULT_FUZZ_TEXTS))]
+    snippets = [t.content for t in tokenizer.get_added_tokens_decoder().values()]
+    snippets = [s for s in snippets if not s.startswith("<0x")] + [" ", "\n", "'s"]
+    count = FUZZ_TEXTS.get(name, DEFAULT_FUZZ_TEXTS)
+    texts = TEXTS + [random_text(rng, snippets) for _ in range(count)]
     if name in ("smollm2", "qwen2", "llama2"):
         texts += long_texts()
     encoded = []
