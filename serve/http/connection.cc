@@ -310,7 +310,8 @@ void Connection::Watch() {
 void Connection::OnWatched(error_code error, size_t bytes) {
   watching_ = false;
   if (phase_ == Phase::kClosed) return;
-  if (error) return Disconnect();
+  const bool ended_by_us = error == asio::error::operation_aborted && phase_ == Phase::kReading;
+  if (error && !ended_by_us) return Disconnect();
   buffer_.commit(bytes);
   if (phase_ == Phase::kReading) return ReadRequest();  // the reply is out; these start the next
   Watch();
@@ -415,8 +416,15 @@ void Connection::ReplyDone() {
   ReleaseBody();
   if (!keep_alive_ || context_.closing) return Linger();
   phase_ = Phase::kReading;
-  // The small read is still open: what it brings starts the next request.
-  if (watching_) return SetDeadline(context_.idle_timeout_ms);
+  if (watching_) {
+    // The small read is still open. What it brings starts the next request, or is already here.
+    SetDeadline(context_.idle_timeout_ms);
+    if (buffer_.size() > 0) {
+      error_code ignored;
+      socket_.cancel(ignored);
+    }
+    return;
+  }
   ReadRequest();
 }
 

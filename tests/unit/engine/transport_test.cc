@@ -248,10 +248,10 @@ TEST(Transport, HealthAnswersWhileEverythingIsBusy) {
     busy.emplace_back(endpoint.port());
     ASSERT_TRUE(busy.back().Send(PostText("/v1/completions", LongRequest().dump())));
   }
-  // The only worker is busy as well: tokenising 15 MB takes it seconds.
+  // The only worker is busy as well: tokenising 4 MB takes it seconds.
   HttpClient tokenising(endpoint.port());
   ASSERT_TRUE(tokenising.Send(
-      PostText("/tokenize", "{\"prompt\": \"" + std::string(15 << 20, 'q') + "\"}")));
+      PostText("/tokenize", "{\"prompt\": \"" + std::string(4 << 20, 'q') + "\"}")));
   HttpClient client(endpoint.port());
   for (int i = 0; i < 100; ++i) {
     ASSERT_EQ(client.Get("/health").status, 200);
