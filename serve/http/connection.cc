@@ -3,184 +3,24 @@
 #include <algorithm>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/read.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
-#include <deque>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "serve/http/api_error.h"
+#include "serve/http/connection_exchange.h"
+#include "serve/http/connection_state.h"
 #include "serve/http/limits.h"
 #include "serve/http/url.h"
 
 namespace stockpot {
 namespace {
 
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
-using tcp = asio::ip::tcp;
-using boost::system::error_code;
-using std::chrono::milliseconds;
-
 constexpr int64_t kRefusalWriteMs = 5'000;
 
-std::string_view ReasonPhrase(int status) {
-  const auto text = http::obsolete_reason(http::int_to_status(static_cast<unsigned>(status)));
-  return {text.data(), text.size()};
-}
-
-class Connection;
-
-// The reply to one request. Keeps the connection alive; tells it when it is dropped unanswered.
-class ConnectionExchange final : public Exchange {
- public:
-  // `number`: of the request on its connection.
-  ConnectionExchange(std::shared_ptr<Connection> connection, HttpRequest request, uint64_t number)
-      : connection_(std::move(connection)), request_(std::move(request)), number_(number) {}
-  ~ConnectionExchange() override;
-
-  const HttpRequest& request() const override { return request_; }
-  void Respond(HttpResponse response) override;
-  void BeginStream(std::string content_type, HttpHeaders headers) override;
-  void Write(std::string piece) override;
-  void EndStream() override;
-  void OnDisconnect(std::function<void()> callback) override;
-  void Post(std::function<void()> task) override;
-
- private:
-  // Runs task(connection) on its strand, unless it has gone on to another request.
-  template <typename Task>
-  void OnStrand(Task task);
-  HttpRequest Line() const { return {.method = request_.method, .path = request_.path}; }
-
-  const std::shared_ptr<Connection> connection_;
-  const HttpRequest request_;
-  const uint64_t number_;
-};
-
-class Connection final : public ConnectionHandle, public std::enable_shared_from_this<Connection> {
- public:
-  Connection(tcp::socket socket, ConnectionContext& context)
-      : context_(context), socket_(std::move(socket)), deadline_(socket_.get_executor()) {
-    ++context_.open;
-  }
-  ~Connection() override {
-    ReleaseBody();
-    --context_.open;
-  }
-
-  void Start(bool refuse);
-  void Close() override;
-  void CloseIfIdle() override;
-
-  // Of the exchange, on the strand.
-  void Respond(const HttpRequest& request, HttpResponse response);
-  void BeginStream(const HttpRequest& request, const std::string& content_type,
-                   const HttpHeaders& headers);
-  void WritePiece(std::string piece);
-  void EndStream();
-  void SetOnDisconnect(std::function<void()> callback);
-  void Dropped();
-
-  uint64_t request_number() const { return number_; }
-  asio::any_io_executor executor() { return socket_.get_executor(); }
-
- private:
-  enum class Phase : uint8_t { kReading, kHandling, kStreaming, kClosed };
-
-  void ReadRequest();
-  void OnHeader(error_code error);
-  void ReadBody();
-  void OnBody(error_code error);
-  void OnReadError(error_code error);
-  void Dispatch();
-  void Refuse(int status, std::string_view message);
-  void Watch();
-  void OnWatched(error_code error, size_t bytes);
-  void Send(std::string bytes);
-  void WriteNext();
-  void OnWritten(error_code error);
-  void ReplyDone();
-  void Linger();
-  void SetDeadline(int64_t ms);
-  void ClearDeadline() { deadline_.cancel(); }
-  void Disconnect();
-  bool ReserveBody(int64_t bytes);
-  void ReleaseBody();
-  std::string HeaderText(int status, const std::string& content_type, const HttpHeaders& headers,
-                         std::optional<size_t> content_length) const;
-
-  ConnectionContext& context_;
-  tcp::socket socket_;
-  asio::steady_timer deadline_;
-
-  // All of it the strand's.
-  Phase phase_ = Phase::kReading;
-  uint64_t number_ = 0;  // of the current request
-  beast::flat_buffer buffer_;
-  std::optional<http::request_parser<http::string_body>> parser_;
-  std::function<void()> on_disconnect_;
-  bool watching_ = false;  // the small read is open
-  bool replied_ = false;   // the reply to the current request is queued whole
-  bool keep_alive_ = false;
-  bool chunked_ = false;
-  bool head_only_ = false;
-  bool linger_ = false;  // the client may still be sending what we refused
-  std::deque<std::string> unsent_;
-  int64_t unsent_bytes_ = 0;
-  bool writing_ = false;
-  int64_t reserved_body_ = 0;
-};
-
-template <typename Task>
-void ConnectionExchange::OnStrand(Task task) {
-  asio::dispatch(connection_->executor(),
-                 [c = connection_, number = number_, task = std::move(task)]() mutable {
-                   if (c->request_number() == number) task(*c);
-                 });
-}
-
-ConnectionExchange::~ConnectionExchange() {
-  asio::post(connection_->executor(), [c = connection_, number = number_] {
-    if (c->request_number() == number) c->Dropped();
-  });
-}
-
-void ConnectionExchange::Respond(HttpResponse response) {
-  // The line is copied: the exchange may be gone when this runs.
-  OnStrand([line = Line(), r = std::move(response)](Connection& c) mutable {
-    c.Respond(line, std::move(r));
-  });
-}
-
-void ConnectionExchange::BeginStream(std::string content_type, HttpHeaders headers) {
-  OnStrand([line = Line(), type = std::move(content_type),
-            headers = std::move(headers)](Connection& c) { c.BeginStream(line, type, headers); });
-}
-
-void ConnectionExchange::Write(std::string piece) {
-  OnStrand([piece = std::move(piece)](Connection& c) mutable { c.WritePiece(std::move(piece)); });
-}
-
-void ConnectionExchange::EndStream() {
-  OnStrand([](Connection& c) { c.EndStream(); });
-}
-
-void ConnectionExchange::OnDisconnect(std::function<void()> callback) {
-  OnStrand([callback = std::move(callback)](Connection& c) mutable {
-    c.SetOnDisconnect(std::move(callback));
-  });
-}
-
-void ConnectionExchange::Post(std::function<void()> task) {
-  asio::post(connection_->executor(), std::move(task));
-}
+}  // namespace
 
 void Connection::Start(bool refuse) {
   asio::dispatch(executor(), [self = shared_from_this(), refuse] {
@@ -317,140 +157,8 @@ void Connection::OnWatched(error_code error, size_t bytes) {
   Watch();
 }
 
-std::string Connection::HeaderText(int status, const std::string& content_type,
-                                   const HttpHeaders& headers,
-                                   std::optional<size_t> content_length) const {
-  std::string text = "HTTP/1.1 " + std::to_string(status) + " ";
-  text.append(ReasonPhrase(status)).append("\r\ncontent-type: ").append(content_type);
-  if (content_length) {
-    text.append("\r\ncontent-length: ").append(std::to_string(*content_length));
-  } else if (chunked_) {
-    text.append("\r\ntransfer-encoding: chunked");
-  }
-  text.append("\r\nconnection: ").append(keep_alive_ ? "keep-alive" : "close");
-  for (const auto& [name, value] : headers) {
-    text.append("\r\n").append(name).append(": ").append(value);
-  }
-  return text.append("\r\n\r\n");
-}
-
-void Connection::Respond(const HttpRequest& request, HttpResponse response) {
-  if (phase_ != Phase::kHandling || replied_) return;
-  if (!request.path.empty()) context_.observer(request, response.status);
-  std::string text =
-      HeaderText(response.status, response.content_type, response.headers, response.body.size());
-  if (!head_only_) text += response.body;
-  replied_ = true;
-  on_disconnect_ = nullptr;
-  Send(std::move(text));
-}
-
-void Connection::BeginStream(const HttpRequest& request, const std::string& content_type,
-                             const HttpHeaders& headers) {
-  if (phase_ != Phase::kHandling || replied_) return;
-  context_.observer(request, 200);
-  if (!chunked_) keep_alive_ = false;  // HTTP/1.0: the end of the connection ends the body
-  phase_ = Phase::kStreaming;
-  Send(HeaderText(200, content_type, headers, std::nullopt));
-}
-
-void Connection::WritePiece(std::string piece) {
-  if (phase_ != Phase::kStreaming || replied_ || piece.empty()) return;
-  if (!unsent_.empty() && unsent_bytes_ + static_cast<int64_t>(piece.size()) > kMaxUnsentBytes) {
-    return Disconnect();  // it does not read
-  }
-  if (!chunked_) return Send(std::move(piece));
-  char size[24];
-  const int digits = std::snprintf(size, sizeof size, "%zx\r\n", piece.size());
-  std::string chunk;
-  chunk.reserve(piece.size() + static_cast<size_t>(digits) + 2);
-  Send(chunk.append(size).append(piece).append("\r\n"));
-}
-
-void Connection::EndStream() {
-  if (phase_ != Phase::kStreaming || replied_) return;
-  replied_ = true;
-  on_disconnect_ = nullptr;
-  if (chunked_) return Send("0\r\n\r\n");
-  if (!writing_) ReplyDone();
-}
-
-void Connection::SetOnDisconnect(std::function<void()> callback) {
-  if (replied_) return;
-  if (phase_ == Phase::kClosed) return callback();
-  on_disconnect_ = std::move(callback);
-}
-
-// The handler let go of the exchange: without a whole reply the client would wait for ever.
-void Connection::Dropped() {
-  const bool waits = phase_ == Phase::kHandling || phase_ == Phase::kStreaming;
-  if (waits && !replied_) Disconnect();
-}
-
-void Connection::Send(std::string bytes) {
-  unsent_bytes_ += static_cast<int64_t>(bytes.size());
-  unsent_.push_back(std::move(bytes));
-  if (!writing_) WriteNext();
-}
-
-void Connection::WriteNext() {
-  writing_ = true;
-  SetDeadline(context_.write_timeout_ms);
-  asio::async_write(
-      socket_, asio::buffer(unsent_.front()),
-      [self = shared_from_this()](error_code error, size_t) { self->OnWritten(error); });
-}
-
-void Connection::OnWritten(error_code error) {
-  writing_ = false;
-  if (phase_ == Phase::kClosed) return;
-  if (error) return Disconnect();
-  unsent_bytes_ -= static_cast<int64_t>(unsent_.front().size());
-  unsent_.pop_front();
-  if (!unsent_.empty()) return WriteNext();
-  ClearDeadline();
-  if (replied_) ReplyDone();
-}
-
-void Connection::ReplyDone() {
-  ReleaseBody();
-  if (!keep_alive_ || context_.closing) return Linger();
-  phase_ = Phase::kReading;
-  if (watching_) {
-    // The small read is still open. What it brings starts the next request, or is already here.
-    SetDeadline(context_.idle_timeout_ms);
-    if (buffer_.size() > 0) {
-      error_code ignored;
-      socket_.cancel(ignored);
-    }
-    return;
-  }
-  ReadRequest();
-}
-
-// Closing a socket with unread bytes resets it, and the client may lose the reply it has not read
-// yet: say that we are done and read on for a moment.
-void Connection::Linger() {
-  error_code ignored;
-  socket_.shutdown(tcp::socket::shutdown_send, ignored);
-  if (!linger_ || watching_) return Disconnect();
-  SetDeadline(kLingerMs);
-  linger_ = false;
-  const auto drain = [](auto&& again, std::shared_ptr<Connection> self) -> void {
-    self->buffer_.clear();
-    self->socket_.async_read_some(self->buffer_.prepare(kMaxPipelinedBytes),
-                                  [again, self](error_code error, size_t) {
-                                    if (error || self->phase_ == Phase::kClosed) {
-                                      return self->Disconnect();
-                                    }
-                                    again(again, self);
-                                  });
-  };
-  drain(drain, shared_from_this());
-}
-
 void Connection::SetDeadline(int64_t ms) {
-  deadline_.expires_after(milliseconds(ms));
+  deadline_.expires_after(std::chrono::milliseconds(ms));
   deadline_.async_wait([weak = weak_from_this()](error_code error) {
     if (error) return;  // moved or cleared
     const auto self = weak.lock();
@@ -480,8 +188,6 @@ bool Connection::ReserveBody(int64_t bytes) {
 }
 
 void Connection::ReleaseBody() { context_.body_bytes.fetch_sub(std::exchange(reserved_body_, 0)); }
-
-}  // namespace
 
 std::shared_ptr<ConnectionHandle> StartConnection(tcp::socket socket, ConnectionContext& context,
                                                   bool refuse) {
