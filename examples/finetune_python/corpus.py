@@ -2,7 +2,9 @@
 
 `pydoc_data.topics` holds about 480 KB of documentation in some 80 topics. Topics, not lines, are
 split into training and held-out text, by a hash of their names: the split is the same everywhere,
-and no held-out passage stands next to a training passage.
+and no held-out passage stands next to a training passage. Topics overlap (the one on compound
+statements contains the one on `class`), so paragraphs of held-out topics are taken out of the
+training topics.
 """
 
 from __future__ import annotations
@@ -25,10 +27,18 @@ def is_heldout(topic: str) -> bool:
     return hashlib.sha256(topic.encode()).digest()[0] % HELDOUT_SHARE == 0
 
 
+def paragraph_key(paragraph: str) -> str:
+    """The same for paragraphs that differ in line breaks and indentation alone."""
+    return " ".join(paragraph.split())
+
+
 def training_text() -> str:
-    """All training topics in a fixed order."""
-    return "\n\n".join(text.strip() for name, text in sorted(topics.items())
-                       if not is_heldout(name))
+    """All training topics in a fixed order, without what the held-out ones contain as well."""
+    heldout = {paragraph_key(paragraph) for name, text in topics.items() if is_heldout(name)
+               for paragraph in text.split("\n\n")}
+    return "\n\n".join(
+        paragraph for name, text in sorted(topics.items()) if not is_heldout(name)
+        for paragraph in text.strip().split("\n\n") if paragraph_key(paragraph) not in heldout)
 
 
 def heldout_passages() -> list[dict[str, str]]:
