@@ -19,12 +19,12 @@ int64_t NowMs() {
 
 class ControlHandler : public rpc::ControlServiceIf {
  public:
-  ControlHandler(const RpcServerParts& parts, const StopFlag& stopping)
+  ControlHandler(const RpcServerParts& parts, const ServerFacts& server)
       : store_(parts.store),
         ingest_(parts.ingest),
         pipeline_(parts.pipeline),
         control_(parts.control),
-        stopping_(stopping),
+        server_(server),
         started_ms_(NowMs()) {}
 
   void merge(rpc::Job& reply, const std::vector<std::string>& ids, const std::string& run,
@@ -65,8 +65,10 @@ class ControlHandler : public rpc::ControlServiceIf {
         return InvalidArgument("'" + id + "' is a " + std::string(ArtifactKindName(manifest.kind)) +
                                ": checkpoints and merges are published");
       }
-      STOCKPOT_ASSIGN_OR_RETURN(const Job job,
-                                pipeline_.Submit(MakePublishJob(digest, parsed, name)));
+      STOCKPOT_ASSIGN_OR_RETURN(Job job, pipeline_.Submit(MakePublishJob(digest, parsed, name)));
+      if (job.state == JobState::kDone && !IsServed(job, manifest, parsed, name)) {
+        STOCKPOT_RETURN_IF_ERROR(QueueAgain(job));
+      }
       reply = WithProgress(job);
       return OkStatus();
     });
@@ -115,6 +117,7 @@ class ControlHandler : public rpc::ControlServiceIf {
     Answer([&]() -> Status {
       reply.version = control_.version;
       reply.uptime_ms = NowMs() - started_ms_;
+      reply.thrift_address = server_.addresses();
       const StoreUsage usage = store_.Usage();
       reply.runs = static_cast<int64_t>(store_.ListRuns().size());
       reply.artifacts = usage.artifacts;
@@ -136,7 +139,7 @@ class ControlHandler : public rpc::ControlServiceIf {
         return InvalidArgument("limit must be 1.." + std::to_string(rpc_limits::kMaxWatchEvents));
       }
       int64_t left_ms = std::clamp(timeout_ms, 0, rpc_limits::kMaxWatchMs);
-      while (left_ms > 0 && !stopping_.load()) {
+      while (left_ms > 0 && !server_.stopping()) {
         const int64_t slice_ms = std::min(left_ms, kWatchSliceMs);
         if (store_.WaitForEvents(since, slice_ms)) break;
         left_ms -= slice_ms;
@@ -177,6 +180,26 @@ class ControlHandler : public rpc::ControlServiceIf {
     return OkStatus();
   }
 
+  // Whether what the job made still answers to its first name.
+  bool IsServed(const Job& job, const Manifest& source, PublishCodec codec,
+                const std::string& name) const {
+    const StepRecord step{.run = source.run, .step = source.step, .kind = source.kind};
+    const std::optional<Route> route =
+        store_.GetRoute(RouteNamesFor(step, codec, name, source.step, false).front());
+    return route && route->variant.Hex() == job.result;
+  }
+
+  // Published before, and the route was taken or moved away since.
+  Status QueueAgain(Job& job) const {
+    job.state = JobState::kQueued;
+    job.attempts = 0;
+    job.finished_ms = 0;
+    Commit commit;
+    commit.jobs.push_back(job);
+    commit.events.push_back({.type = "job", .subject = job.key, .fields = {{"kind", "publish"}}});
+    return store_.Apply(std::move(commit)).status();
+  }
+
   rpc::Job WithProgress(const Job& job) const {
     rpc::Job out = ToRpc(job);
     const Pipeline::Progress progress = pipeline_.progress();
@@ -199,15 +222,15 @@ class ControlHandler : public rpc::ControlServiceIf {
   Ingest& ingest_;
   Pipeline& pipeline_;
   const DaemonControl control_;
-  const StopFlag& stopping_;
+  const ServerFacts& server_;
   const int64_t started_ms_;
 };
 
 }  // namespace
 
 std::shared_ptr<rpc::ControlServiceIf> MakeControlHandler(const RpcServerParts& parts,
-                                                          const StopFlag& stopping) {
-  return std::make_shared<ControlHandler>(parts, stopping);
+                                                          const ServerFacts& server) {
+  return std::make_shared<ControlHandler>(parts, server);
 }
 
 }  // namespace stockpot

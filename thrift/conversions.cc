@@ -1,7 +1,6 @@
 #include "thrift/conversions.h"
 
 #include <array>
-#include <cmath>
 
 #include "thrift/limits.h"
 
@@ -106,8 +105,8 @@ Result<ShardCommit> ShardFromRpc(const rpc::Shard& shard) {
     STOCKPOT_ASSIGN_OR_RETURN(out.files[name],
                               PartFromRpc(part, "file '" + name.substr(0, kMaxNameBytes) + "'"));
   }
-  // Also those that are not finite: the sessions drop and name them (store/ingest.h), since a loss of
-  // NaN must not cost the checkpoint.
+  // Also those that are not finite: the sessions drop and name them (store/ingest.h), since a loss
+  // of NaN must not cost the checkpoint.
   out.metrics.insert(shard.metrics.begin(), shard.metrics.end());
   return out;
 }

@@ -16,13 +16,32 @@
 
 namespace stockpot {
 
-// Set once, when the server stops: calls that wait return.
-using StopFlag = std::atomic<bool>;
+// What the handlers are told about the server they are in. Synchronises itself.
+class ServerFacts {
+ public:
+  // Calls that wait return.
+  void Stop() { stopping_ = true; }
+  bool stopping() const { return stopping_; }
+  // Where clients find it: known once it listens.
+  void AddAddress(const std::string& address) {
+    const std::lock_guard lock(mutex_);
+    addresses_ += (addresses_.empty() ? "" : " ") + address;
+  }
+  std::string addresses() const {
+    const std::lock_guard lock(mutex_);
+    return addresses_;
+  }
+
+ private:
+  std::atomic<bool> stopping_{false};
+  mutable std::mutex mutex_;
+  std::string addresses_;  // guarded
+};
 
 std::shared_ptr<rpc::CheckpointServiceIf> MakeCheckpointHandler(const RpcServerParts& parts);
 std::shared_ptr<rpc::LineageServiceIf> MakeLineageHandler(const RpcServerParts& parts);
 std::shared_ptr<rpc::ControlServiceIf> MakeControlHandler(const RpcServerParts& parts,
-                                                          const StopFlag& stopping);
+                                                          const ServerFacts& server);
 
 // Runs `body` (returning Status) and throws rpc::Error unless it was OK.
 template <typename Body>

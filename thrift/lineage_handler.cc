@@ -35,6 +35,8 @@ Summary Summarise(const Manifest& manifest) {
   return summary;
 }
 
+std::string HexOrEmpty(const Digest& digest) { return digest.IsZero() ? "" : digest.Hex(); }
+
 // The names that point at artifacts, read once per call.
 struct NameIndex {
   std::multimap<Digest, rpc::Alias> aliases;
@@ -101,12 +103,14 @@ class LineageHandler : public rpc::LineageServiceIf {
   void move_alias(rpc::Alias& reply, const rpc::AliasMove& request) override {
     Answer([&]() -> Status {
       STOCKPOT_ASSIGN_OR_RETURN(const AliasMove move, CheckedMove(request));
+      const std::optional<Alias> before = store_.GetAlias(move.name);
       Commit commit;
       commit.aliases.push_back(move);
-      commit.events.push_back(
-          {.type = "alias",
-           .subject = move.name,
-           .fields = {{"artifact", move.to.IsZero() ? "" : move.to.Hex()}, {"by", move.by}}});
+      commit.events.push_back({.type = "alias",
+                               .subject = move.name,
+                               .fields = {{"to", HexOrEmpty(move.to)},
+                                          {"from", before ? before->artifact.Hex() : ""},
+                                          {"by", move.by}}});
       STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
       const std::optional<Alias> now = store_.GetAlias(move.name);
       reply = ToRpc(now ? *now : Alias{.name = move.name, .moved_by = move.by});

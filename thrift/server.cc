@@ -281,7 +281,7 @@ void Listener::Stop() {
 
 struct RpcServer::State {
   RpcServerOptions options;
-  StopFlag stopping{false};
+  ServerFacts facts;
   ConnectionSet connections;
   std::vector<std::unique_ptr<Listener>> listeners;
 };
@@ -309,19 +309,20 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Start(RpcServerParts parts,
   services->registerProcessor(
       "lineage", std::make_shared<rpc::LineageServiceProcessor>(MakeLineageHandler(parts)));
   services->registerProcessor("control", std::make_shared<rpc::ControlServiceProcessor>(
-                                             MakeControlHandler(parts, state.stopping)));
+                                             MakeControlHandler(parts, state.facts)));
   const auto processor = std::make_shared<GuardedProcessor>(services);
   for (RpcAddress& address : addresses) {
     state.listeners.push_back(
         std::make_unique<Listener>(std::move(address), state.options, state.connections));
     STOCKPOT_RETURN_IF_ERROR(state.listeners.back()->Start(processor));
     server->addresses_.push_back(state.listeners.back()->address());
+    state.facts.AddAddress(server->addresses_.back().ToString());
   }
   return server;
 }
 
 void RpcServer::Stop() {
-  state_->stopping = true;
+  state_->facts.Stop();
   for (const auto& listener : state_->listeners) listener->Stop();
 }
 

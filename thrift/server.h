@@ -31,8 +31,8 @@ namespace stockpot {
 // What only the composition root knows.
 struct DaemonControl {
   std::string version;
-  // Adds to a status what is not in the store: base, base_state, served, devices, addresses. Called
-  // from connection threads, several at once. Null: nothing to add.
+  // Adds to a status what is not in the store: base, base_state, served, devices, http_address.
+  // Called from connection threads, several at once. Null: nothing to add.
   std::function<void(rpc::DaemonStatus& status)> describe;
 };
 

@@ -32,7 +32,9 @@ WireTransport::WireTransport(std::shared_ptr<TSocket> socket, int idle_timeout_m
   if (message_timeout_ms_ > 0) socket_->setRecvTimeout(message_timeout_ms_);
 }
 
-void WireTransport::Count(uint32_t bytes) {
+void WireTransport::Received(uint32_t bytes) {
+  if (idle_) socket_->setRecvTimeout(message_timeout_ms_);
+  idle_ = false;
   message_bytes_ += bytes;
   if (message_bytes_ > int64_t{rpc_limits::kMaxMessageBytes} + rpc_limits::kBufferBytes) {
     throw TTransportException(TTransportException::CORRUPTED_DATA, "message over the size limit");
@@ -42,27 +44,23 @@ void WireTransport::Count(uint32_t bytes) {
 uint32_t WireTransport::readSlow(uint8_t* buffer, uint32_t length) {
   if (rBase_ == rBound_ && length >= rBufSize_) {
     const uint32_t got = socket_->read(buffer, length);
-    Count(got);
+    Received(got);
     return got;
   }
   const bool refills = rBase_ == rBound_;
   const uint32_t given = TBufferedTransport::readSlow(buffer, length);
-  if (refills) Count(given + static_cast<uint32_t>(rBound_ - rBase_));
+  if (refills) Received(given + static_cast<uint32_t>(rBound_ - rBase_));
   return given;
-}
-
-bool WireTransport::peek() {
-  if (rBase_ < rBound_) return true;
-  if (idle_timeout_ms_ > 0) socket_->setRecvTimeout(idle_timeout_ms_);
-  const bool more = TBufferedTransport::peek();
-  if (idle_timeout_ms_ > 0) socket_->setRecvTimeout(message_timeout_ms_);
-  if (more) Count(static_cast<uint32_t>(rBound_ - rBase_));
-  return more;
 }
 
 uint32_t WireTransport::readEnd() {
   message_bytes_ = 0;
   resetConsumedMessageSize();
+  // Bytes that are here already belong to a message that has begun.
+  if (idle_timeout_ms_ > 0 && rBase_ == rBound_) {
+    socket_->setRecvTimeout(idle_timeout_ms_);
+    idle_ = true;
+  }
   return 0;
 }
 

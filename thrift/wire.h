@@ -36,15 +36,15 @@ class WireTransport : public apache::thrift::transport::TBufferedTransport {
   // Long reads go straight into the caller's memory. Throws TTransportException when one message is
   // longer than rpc_limits::kMaxMessageBytes.
   uint32_t readSlow(uint8_t* buffer, uint32_t length) override;
-  bool peek() override;         // waits for the next message, at most the idle time-out
   uint32_t readEnd() override;  // the message is complete: the next one starts at zero
 
  private:
-  void Count(uint32_t bytes);
+  void Received(uint32_t bytes);
 
   const std::shared_ptr<apache::thrift::transport::TSocket> socket_;
   const int idle_timeout_ms_;
   const int message_timeout_ms_;
+  bool idle_ = false;          // between two messages: the idle time-out is set
   int64_t message_bytes_ = 0;  // off the socket since the last readEnd
 };
 

@@ -95,7 +95,7 @@ class CheckpointHook {
   CheckpointHook& operator=(const CheckpointHook&) = delete;
 
   // Copies `tensors` and returns; true if the checkpoint is staged. Metrics that are not finite are
-  // left out, since a daemon refuses them.
+  // dropped by the daemon, whose event names them: a loss of NaN does not cost the checkpoint.
   bool OnStep(int64_t step, std::span<const TensorView> tensors,
               const std::map<std::string, double>& metrics) noexcept;
 

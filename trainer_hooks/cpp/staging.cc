@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -75,9 +74,7 @@ Result<std::unique_ptr<StagedCheckpoint>> StagedCheckpoint::Plan(
   if (tensors.empty()) return InvalidArgument("a checkpoint without tensors");
   std::unique_ptr<StagedCheckpoint> staged(new StagedCheckpoint(files));
   staged->step_ = step;
-  for (const auto& [name, value] : metrics) {
-    if (std::isfinite(value)) staged->metrics_.emplace(name, value);
-  }
+  staged->metrics_ = metrics;
   for (const TensorView& view : tensors) {
     STOCKPOT_ASSIGN_OR_RETURN(const int64_t bytes, CheckedBytes(view));
     staged->infos_.push_back({view.name, view.dtype, view.shape, view.alias_of});
