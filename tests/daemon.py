@@ -60,7 +60,7 @@ class Daemon:
         return self
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill -9."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()

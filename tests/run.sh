@@ -34,7 +34,7 @@ if [ $# -eq 0 ]; then
   say "pytest"
   "$python" -m pip install --quiet --no-deps --no-build-isolation -e trainer_hooks/python
   "$python" -m ruff check trainer_hooks/python examples tests || failed=1
-  "$python" -m pytest -q -x --timeout 900 tests/python tests/integration || failed=1
+  "$python" -m pytest -q -x --timeout 900 tests/python tests/integration tests/crash || failed=1
 fi
 say "done"
 exit $failed
