@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kJitStackStartBytes = 32 << 10;
 constexpr size_t kJitStackMaxBytes = 1 << 20;
-constexpr size_t kMatchesBetweenLooks = 64;  // at the clock, a system call
+constexpr size_t kMatchesBetweenLooks = 8;  // at the clock, a system call
 
 double ThreadSeconds() {
   timespec now{};

@@ -22,8 +22,8 @@ namespace stockpot {
 struct RegexLimits {
   static constexpr size_t kMaxPatternBytes = 16 << 10;
   static constexpr uint32_t kMaxNesting = 60;
-  static constexpr uint32_t kMaxMatchSteps = 2'000'000;  // one match attempt (PCRE2 match limit)
-  static constexpr uint32_t kMaxHeapKib = 32 << 10;      // one match attempt
+  static constexpr uint32_t kMaxMatchSteps = 20'000'000;  // one match attempt (PCRE2 match limit)
+  static constexpr uint32_t kMaxHeapKib = 32 << 10;       // one match attempt
   static constexpr double kMaxCpuSeconds = 5;  // of the thread, all matches with one scratch
 };
 
