@@ -2,6 +2,7 @@
 // replies. Everything runs on the connection's strand.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -27,16 +28,27 @@ namespace http = boost::beast::http;
 using boost::system::error_code;
 using tcp = asio::ip::tcp;
 
+// Counts a connection as open until the last of its members is gone: HttpServer::Stop waits for
+// that before it destroys what sockets and timers belong to.
+class OpenCount {
+ public:
+  explicit OpenCount(std::atomic<int64_t>& open) : open_(open) { ++open_; }
+  ~OpenCount() { --open_; }
+  OpenCount(const OpenCount&) = delete;
+  OpenCount& operator=(const OpenCount&) = delete;
+
+ private:
+  std::atomic<int64_t>& open_;
+};
+
 class Connection final : public ConnectionHandle, public std::enable_shared_from_this<Connection> {
  public:
   Connection(tcp::socket socket, ConnectionContext& context)
-      : context_(context), socket_(std::move(socket)), deadline_(socket_.get_executor()) {
-    ++context_.open;
-  }
-  ~Connection() override {
-    ReleaseBody();
-    --context_.open;
-  }
+      : open_(context.open),
+        context_(context),
+        socket_(std::move(socket)),
+        deadline_(socket_.get_executor()) {}
+  ~Connection() override { ReleaseBody(); }
 
   void Start(bool refuse);
   void Close() override;
@@ -79,6 +91,7 @@ class Connection final : public ConnectionHandle, public std::enable_shared_from
   std::string HeaderText(int status, const std::string& content_type, const HttpHeaders& headers,
                          std::optional<size_t> content_length) const;
 
+  const OpenCount open_;  // first, so that it goes last
   ConnectionContext& context_;
   tcp::socket socket_;
   asio::steady_timer deadline_;
