@@ -59,6 +59,11 @@ class ControlHandler : public rpc::ControlServiceIf {
         return InvalidArgument("'" + name.substr(0, 64) +
                                "' cannot be a route: 1..256 bytes, no control characters");
       }
+      // RUN@... belongs to the runs: a name that says "step 7" must never answer as another step.
+      if (name.find('@') != std::string::npos) {
+        return InvalidArgument("'" + name + "' cannot be given: names with '@' follow the runs' " +
+                               "own steps; choose one without, or none for the default names");
+      }
       STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(id));
       STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
       if (manifest.kind != ArtifactKind::kCheckpoint && manifest.kind != ArtifactKind::kMerge) {

@@ -206,3 +206,26 @@ def test_garbage_on_the_thrift_port(daemon: Daemon) -> None:
     with Client(daemon.thrift) as client:
         assert client.control.status().artifacts >= 1
     assert daemon.rss_bytes() - before < 200 << 20
+
+
+def test_names_of_runs_cannot_be_given_away(daemon: Daemon, base_folder: Path) -> None:
+    daemon.cli("push", "own", 1, base_folder, "--base", "tiny")
+    daemon.cli("publish", "own@1")
+    before = daemon.cli("routes", "--json").stdout
+    for name in ("own@2", "own@latest", "own@best", "own@1.full", "nobody@7", "tiny"):
+        done = daemon.cli("publish", "own@1", "--as", name, check=False)
+        assert done.returncode == 1, name
+        assert name in done.stderr, done.stderr
+    assert daemon.cli("routes", "--json").stdout == before
+    daemon.cli("publish", "own@1", "--as", "mine")
+    endpoint.wait_model(daemon.url, "mine")
+
+
+@pytest.mark.parametrize("step", ["9223372036854775808", "99999999999999999999", "-1", "1e3", "x"])
+def test_a_step_that_is_none_is_refused(daemon: Daemon, base_folder: Path, step: str) -> None:
+    before = artifacts(daemon)
+    done = daemon.cli("push", "steps", "--base", "tiny", "--", step, base_folder, check=False)
+    assert done.returncode != 0, done.stdout
+    done = daemon.cli("push", "steps", step, base_folder, "--base", "tiny", check=False)
+    assert done.returncode == 2, done.stdout
+    assert artifacts(daemon) == before

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -148,7 +149,13 @@ void AddPush(Registry& registry) {
   command->add_option("RUN", options->run, "Name of the run")->required();
   command->add_option("STEP", options->step, "Training step")
       ->required()
-      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
+      ->check([](const std::string& text) {  // before the conversion, which would clamp silently
+        int64_t step = -1;
+        const char* end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, step);
+        const bool fits = error == std::errc() && stop == end && step >= 0;
+        return fits ? std::string() : "'" + text + "' is not a step: 0 to 9223372036854775807";
+      });
   command->add_option("DIR", options->folder, "config.json, *.safetensors, tokenizer.json")
       ->required();
   command->add_option("--base", options->base, "Base of the run; creates the run if it is new");
