@@ -7,7 +7,14 @@ import threading
 import pytest
 import torch
 from stockpot import ErrorCode, StockpotError
-from stockpot.staging import ALIGNMENT_BYTES, Layout, StagingBuffer, StagingPool
+from stockpot.staging import (
+    ALIGNMENT_BYTES,
+    PIECE_BYTES,
+    CopyThreads,
+    Layout,
+    StagingBuffer,
+    StagingPool,
+)
 
 from tests.python.conftest import poll
 
@@ -22,7 +29,9 @@ def stage(tensors: dict[str, torch.Tensor], cast_to: torch.dtype | None = None
           ) -> tuple[Layout, dict[str, bytes]]:
     layout = Layout.plan(tensors, cast_to)
     buffer = StagingBuffer(layout.size, pinned=False)
-    buffer.fill(layout, tensors)
+    threads = CopyThreads(3)
+    buffer.fill(layout, tensors, threads)
+    threads.stop()
     return layout, {slot.name: bytes(buffer.view(slot)) for slot in layout.slots}
 
 
@@ -53,11 +62,25 @@ def test_views_are_stored_as_their_logical_content(seed: int) -> None:
     whole = torch.randn(40, 24)
     tensors = {"transposed": whole.t(), "strided": whole[::3, 1::2], "row": whole[5],
                "expanded": whole[:1].expand(6, 24),
-               "permuted": whole.view(4, 10, 24).permute(2, 0, 1)}
+               "permuted": whole.view(4, 10, 24).permute(2, 0, 1),
+               "negated": torch._neg_view(whole), "parameter": torch.nn.Parameter(whole + 1)}
     layout, staged = stage(tensors)
     for name, tensor in tensors.items():
-        assert staged[name] == bytes_of(tensor), name
+        assert staged[name] == bytes_of(tensor.detach().resolve_neg()), name
     assert not any(slot.alias_of for slot in layout.slots)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_large_and_small_tensors_with_any_number_of_threads(count: int, seed: int) -> None:
+    sizes = [1, 3 * PIECE_BYTES + 5, PIECE_BYTES, PIECE_BYTES - 1, 17]
+    tensors = {f"t{size}": torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes}
+    layout = Layout.plan(tensors, None)
+    buffer = StagingBuffer(layout.size, pinned=False)
+    threads = CopyThreads(count)
+    buffer.fill(layout, tensors, threads)
+    threads.stop()
+    for slot in layout.slots:
+        assert bytes(buffer.view(slot)) == bytes_of(tensors[slot.name]), slot.name
 
 
 def test_nan_and_negative_zero_keep_their_bits() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from stockpot import dtypes
 from stockpot.connection import Address
 from stockpot.errors import ErrorCode, StockpotError
 from stockpot.rpc.ttypes import RunConfig
-from stockpot.staging import Layout, StagingPool
+from stockpot.staging import MAX_COPY_THREADS, CopyThreads, Layout, StagingPool
 from stockpot.uploader import HookStats, ReportJob, SaveJob, Target, Uploader, logger
 
 # What belongs to a model beside its weights, by name in a Hugging Face folder.
@@ -104,6 +105,7 @@ class CheckpointHook:
         self._closed = False
         self._last_step = -1
         self._pool = StagingPool(staging_bytes)
+        self._copy_threads = CopyThreads(min(MAX_COPY_THREADS, os.cpu_count() or 1))
         self._uploader = Uploader(
             Target(address, run, base, config or RunConfig(), dict(tags or {})),
             connections, retry_for_s, self._pool.release)
@@ -182,6 +184,7 @@ class CheckpointHook:
         atexit.unregister(self.close)
         finished = self._uploader.flush(timeout_s)
         self._uploader.stop()
+        self._copy_threads.stop()
         return finished
 
     def _stage(self, step: int, model: Model, metrics: Mapping[str, Any]) -> bool:
@@ -199,7 +202,7 @@ class CheckpointHook:
             self._uploader.report_failure("skip", full, f"step {step} is skipped")
             return False
         try:
-            buffer.fill(layout, tensors)
+            buffer.fill(layout, tensors, self._copy_threads)
         except BaseException:
             self._pool.release(buffer)
             raise

@@ -7,9 +7,11 @@ not pay for page faults, and their total size is limited.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,8 @@ from stockpot import dtypes
 from stockpot.errors import ErrorCode, StockpotError
 
 ALIGNMENT_BYTES = 64  # of every tensor in a buffer; a multiple of every element size
+PIECE_BYTES = 4 << 20  # copied at once by one thread
+MAX_COPY_THREADS = 4  # more do not add memory bandwidth on common machines
 BUFFERS_BY_DEFAULT = 2  # the limit where none is given: one uploading, one being filled
 
 
@@ -85,6 +89,49 @@ def _check_storable(name: str, tensor: object) -> None:
             f"{name} is a DTensor: gather the full state dict before on_step")
 
 
+class CopyThreads:
+    """Copies runs of memory with several threads. One caller at a time.
+
+    Each thread takes the next piece when it is done with one, so that a thread that is held up by
+    other work on the machine delays its piece alone. PyTorch's own copy meets at a barrier for
+    every tensor; with hundreds of small tensors on a busy machine it took twice as long and more.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """`threads` including the caller's."""
+        self._helpers = threads - 1
+        self._executor = ThreadPoolExecutor(max(1, self._helpers), "stockpot-copy")
+
+    def copy(self, runs: list[tuple[int, int, int]]) -> None:
+        """Copies (to, from, bytes) each. REQUIRES: valid addresses, no overlap."""
+        pieces = [(to + done, source + done, min(size - done, PIECE_BYTES))
+                  for to, source, size in runs for done in range(0, size, PIECE_BYTES)]
+
+        def work() -> None:
+            while pieces:
+                try:
+                    to, source, size = pieces.pop()
+                except IndexError:  # another thread took the last one
+                    return
+                ctypes.memmove(to, source, size)  # releases the GIL
+
+        helpers = [self._executor.submit(work)
+                   for _ in range(min(self._helpers, len(pieces) - 1))]
+        work()
+        for helper in helpers:
+            helper.result()
+
+    def stop(self) -> None:
+        """Ends the helpers."""
+        self._executor.shutdown(wait=False)
+
+
+def _is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values are the bytes at its address (no subclass, no lazy negation)."""
+    return (type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cpu
+            and tensor.is_contiguous() and not tensor.is_neg())
+
+
 class StagingBuffer:
     """Memory for one checkpoint. Owned by the pool; lent to one save at a time."""
 
@@ -93,19 +140,26 @@ class StagingBuffer:
         self.pinned = pinned
         self._bytes = torch.empty(capacity, dtype=torch.uint8, pin_memory=pinned)
 
-    def fill(self, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
+    def fill(self, layout: Layout, tensors: Mapping[str, torch.Tensor],
+             threads: CopyThreads) -> None:
         """Copies the values that `tensors` have now. REQUIRES: layout.size <= capacity."""
         devices = set()
+        plain: list[tuple[int, int, int]] = []
         with torch.no_grad():
             for slot in layout.slots:
                 if slot.size == 0:
                     continue
                 source = tensors[slot.name]
+                if _is_plain_memory(source) and source.dtype == slot.dtype:
+                    plain.append((self._bytes.data_ptr() + slot.offset, source.data_ptr(),
+                                  slot.size))
+                    continue
                 target = self._bytes.narrow(0, slot.offset, slot.size)
                 target = target.view(slot.dtype).view(slot.shape)
                 target.copy_(source, non_blocking=True)
                 if source.is_cuda:
                     devices.add(source.device)
+            threads.copy(plain)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
 
