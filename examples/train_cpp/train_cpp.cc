@@ -39,7 +39,7 @@ struct Options {
   int64_t length = 128;
   double learning_rate = 2e-3;
   int64_t seed = 1;
-  int threads = 2;
+  int threads = 1;  // the daemon on the same machine wants a core too
 };
 
 // Random windows of a text.
