@@ -1,10 +1,8 @@
-"""Real clients on the real base model: lm-evaluation-harness and the OpenAI client, unmodified."""
+"""The OpenAI client, unmodified, on the real base model (lm_eval: tests/python/test_examples.py)."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from stockpot import CheckpointHook
 from tests.daemon import Daemon, running
 from tests.integration import endpoint
 
-EVALUATE = Path(__file__).resolve().parents[2] / "examples" / "evaluate"
 HOW_TO = "set STOCKPOT_SMOLLM2 to the folder that examples/base_model/fetch.sh prints"
 
 
@@ -46,28 +43,6 @@ def served(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[
         endpoint.wait_ready(daemon.url)
         endpoint.wait_model(daemon.url, "tuned@latest")
         yield daemon
-
-
-def run_script(name: str, *args: object) -> str:
-    done = subprocess.run([sys.executable, EVALUATE / name, *map(str, args)],
-                          capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
-
-
-def test_lm_eval_gets_the_numbers_of_its_own_hf_model(served: Daemon, smollm2: Path) -> None:
-    out = run_script("compare_with_hf.py", "--endpoint", served.url, "--model", "smollm2",
-                     "--weights", smollm2, "--tolerance", 1e-3)
-    print(out)
-    assert "largest difference" in out
-
-
-def test_lm_eval_scores_a_fresh_variant(served: Daemon, smollm2: Path) -> None:
-    environment = os.environ | {"STOCKPOT_PYTHON": sys.executable}
-    done = subprocess.run([EVALUATE / "evaluate.sh", served.url, "tuned@latest", smollm2],
-                          capture_output=True, text=True, timeout=800, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "stockpot_choice" in done.stdout, done.stdout
 
 
 def test_the_openai_client_streams_a_chat(served: Daemon) -> None:
