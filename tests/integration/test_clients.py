@@ -1,4 +1,4 @@
-"""The OpenAI client, unmodified, on the real base model (lm_eval: tests/python/test_examples.py)."""
+"""The OpenAI client, unmodified, on the real base (lm_eval: tests/python/test_examples.py)."""
 
 from __future__ import annotations
 
