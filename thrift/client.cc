@@ -60,7 +60,7 @@ struct Client::Connection {
     socket->setSendTimeout(options.send_timeout_ms);
     socket->setRecvTimeout(options.receive_timeout_ms);
     if (!address.is_unix()) socket->setNoDelay(true);
-    transport = std::make_shared<WireTransport>(socket, 0, 0);
+    transport = std::make_shared<WireTransport>(socket, WireOptions{});
     protocol = MakeWireProtocol(transport, rpc_limits::kClientMaxStringBytes);
     const auto service = [&](const char* name) -> std::shared_ptr<TProtocol> {
       return std::make_shared<TMultiplexedProtocol>(protocol, name);

@@ -66,7 +66,9 @@ class ConnectionSet {
 class ServerInput : public WireTransport {
  public:
   ServerInput(std::shared_ptr<TSocket> socket, const RpcServerOptions& options, ConnectionSet& set)
-      : WireTransport(socket, options.idle_timeout_ms, options.message_timeout_ms),
+      : WireTransport(socket, {.idle_timeout_ms = options.idle_timeout_ms,
+                               .message_timeout_ms = options.message_timeout_ms,
+                               .max_message_bytes = options.max_message_bytes}),
         tracked_(std::move(socket)),
         set_(set) {
     set_.Add(tracked_.get());
@@ -99,7 +101,8 @@ class InputFactory : public TTransportFactory {
 class OutputFactory : public TTransportFactory {
  public:
   std::shared_ptr<TTransport> getTransport(std::shared_ptr<TTransport> transport) override {
-    return std::make_shared<WireTransport>(std::dynamic_pointer_cast<TSocket>(transport), 0, 0);
+    return std::make_shared<WireTransport>(std::dynamic_pointer_cast<TSocket>(transport),
+                                           WireOptions{});
   }
 };
 

@@ -48,6 +48,7 @@ struct RpcServerOptions {
   int64_t max_connections = rpc_limits::kMaxConnections;  // each address
   int message_timeout_ms = rpc_limits::kMessageTimeoutMs;
   int idle_timeout_ms = rpc_limits::kIdleTimeoutMs;
+  int32_t max_message_bytes = rpc_limits::kMaxMessageBytes;  // of one call
 };
 
 class RpcServer {

@@ -4,8 +4,6 @@
 
 #include <mutex>
 
-#include "thrift/limits.h"
-
 namespace stockpot {
 
 using apache::thrift::TConfiguration;
@@ -13,9 +11,9 @@ using apache::thrift::transport::TSocket;
 using apache::thrift::transport::TTransport;
 using apache::thrift::transport::TTransportException;
 
-std::shared_ptr<TConfiguration> WireConfiguration() {
-  return std::make_shared<TConfiguration>(
-      rpc_limits::kMaxMessageBytes, rpc_limits::kMaxMessageBytes, rpc_limits::kRecursionDepth);
+std::shared_ptr<TConfiguration> WireConfiguration(int32_t max_message_bytes) {
+  return std::make_shared<TConfiguration>(max_message_bytes, max_message_bytes,
+                                          rpc_limits::kRecursionDepth);
 }
 
 void SilenceThriftOutput() {
@@ -23,20 +21,19 @@ void SilenceThriftOutput() {
   std::call_once(once, [] { apache::thrift::GlobalOutput.setOutputFunction([](const char*) {}); });
 }
 
-WireTransport::WireTransport(std::shared_ptr<TSocket> socket, int idle_timeout_ms,
-                             int message_timeout_ms)
-    : TBufferedTransport(socket, rpc_limits::kBufferBytes, WireConfiguration()),
+WireTransport::WireTransport(std::shared_ptr<TSocket> socket, const WireOptions& options)
+    : TBufferedTransport(socket, rpc_limits::kBufferBytes,
+                         WireConfiguration(options.max_message_bytes)),
       socket_(std::move(socket)),
-      idle_timeout_ms_(idle_timeout_ms),
-      message_timeout_ms_(message_timeout_ms) {
-  if (message_timeout_ms_ > 0) socket_->setRecvTimeout(message_timeout_ms_);
+      options_(options) {
+  if (options_.message_timeout_ms > 0) socket_->setRecvTimeout(options_.message_timeout_ms);
 }
 
 void WireTransport::Received(uint32_t bytes) {
-  if (idle_) socket_->setRecvTimeout(message_timeout_ms_);
+  if (idle_) socket_->setRecvTimeout(options_.message_timeout_ms);
   idle_ = false;
   message_bytes_ += bytes;
-  if (message_bytes_ > int64_t{rpc_limits::kMaxMessageBytes} + rpc_limits::kBufferBytes) {
+  if (message_bytes_ > int64_t{options_.max_message_bytes} + rpc_limits::kBufferBytes) {
     throw TTransportException(TTransportException::CORRUPTED_DATA, "message over the size limit");
   }
 }
@@ -57,8 +54,8 @@ uint32_t WireTransport::readEnd() {
   message_bytes_ = 0;
   resetConsumedMessageSize();
   // Bytes that are here already belong to a message that has begun.
-  if (idle_timeout_ms_ > 0 && rBase_ == rBound_) {
-    socket_->setRecvTimeout(idle_timeout_ms_);
+  if (options_.idle_timeout_ms > 0 && rBase_ == rBound_) {
+    socket_->setRecvTimeout(options_.idle_timeout_ms);
     idle_ = true;
   }
   return 0;

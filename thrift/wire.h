@@ -18,9 +18,18 @@
 #include <cstdint>
 #include <memory>
 
+#include "thrift/limits.h"
+
 namespace stockpot {
 
-std::shared_ptr<apache::thrift::TConfiguration> WireConfiguration();
+struct WireOptions {
+  int idle_timeout_ms = 0;     // of receiving between two messages; 0: the socket's own
+  int message_timeout_ms = 0;  // of receiving within a message, and before the first; likewise
+  int32_t max_message_bytes = rpc_limits::kMaxMessageBytes;
+};
+
+std::shared_ptr<apache::thrift::TConfiguration> WireConfiguration(
+    int32_t max_message_bytes = rpc_limits::kMaxMessageBytes);
 
 // Thrift writes what it thinks about to stderr from wherever it stands; here every error is a
 // Status or a closed connection, so it is told to be quiet. Once a process, both sides call it.
@@ -29,12 +38,11 @@ void SilenceThriftOutput();
 // One direction (server) or both (client) of one connection. Thread promise: one thread at a time.
 class WireTransport : public apache::thrift::transport::TBufferedTransport {
  public:
-  // `idle_timeout_ms` and `message_timeout_ms` apply to receiving; 0 leaves the socket's own.
-  WireTransport(std::shared_ptr<apache::thrift::transport::TSocket> socket, int idle_timeout_ms,
-                int message_timeout_ms);
+  WireTransport(std::shared_ptr<apache::thrift::transport::TSocket> socket,
+                const WireOptions& options);
 
   // Long reads go straight into the caller's memory. Throws TTransportException when one message is
-  // longer than rpc_limits::kMaxMessageBytes.
+  // longer than max_message_bytes.
   uint32_t readSlow(uint8_t* buffer, uint32_t length) override;
   uint32_t readEnd() override;  // the message is complete: the next one starts at zero
 
@@ -42,8 +50,7 @@ class WireTransport : public apache::thrift::transport::TBufferedTransport {
   void Received(uint32_t bytes);
 
   const std::shared_ptr<apache::thrift::transport::TSocket> socket_;
-  const int idle_timeout_ms_;
-  const int message_timeout_ms_;
+  const WireOptions options_;
   bool idle_ = false;          // between two messages: the idle time-out is set
   int64_t message_bytes_ = 0;  // off the socket since the last readEnd
 };

@@ -64,12 +64,20 @@ TEST(RpcWire, OneConnectionCarriesMoreThan300MiBEachWay) {
     return bytes == data ? OkStatus() : Corruption("other bytes");
   }));
   EXPECT_EQ(received, digests.size());
-  // Strings that fit the transport's buffer are what Thrift's own counter counts.
-  const std::string small = RandomBytes(random, 256 << 10);
-  const ChunkView small_chunk{Sha256(small), std::as_bytes(std::span(small))};
-  const std::vector<ChunkView> small_chunks(2200,
-                                            small_chunk);  // 550 MiB: over the limit of one message
-  ASSERT_OK(client->PutChunks(session, small_chunks));
+}
+
+// Thrift counts the strings that it finds whole in its buffer and never forgets them, so that a
+// connection ends when it has received the limit of ONE message. Small strings are found whole.
+TEST(RpcWire, ManySmallMessagesAreNotOneLargeOne) {
+  constexpr int32_t kLimit = 8 << 20;
+  RpcWorld world({.max_message_bytes = kLimit});
+  std::mt19937_64 random(TestSeed());
+  const auto client = world.NewClient({.chunks_in_flight = 16});
+  const std::string session = OpenBaseSession(*client);
+  const std::string data = RandomBytes(random, 8 << 10);
+  const ChunkView chunk{Sha256(data), std::as_bytes(std::span(data))};
+  const std::vector<ChunkView> chunks(3 * kLimit / data.size(), chunk);
+  ASSERT_OK(client->PutChunks(session, chunks));
 }
 
 TEST(RpcWire, GarbageClosesItsConnectionAndNothingElse) {
@@ -139,20 +147,20 @@ TEST(RpcWire, GarbageClosesItsConnectionAndNothingElse) {
 
 // A call that sends for ever: strings that are each allowed.
 TEST(RpcWire, OneMessageHasALimit) {
-  RpcWorld world;
+  constexpr int32_t kLimit = 32 << 20;
+  RpcWorld world({.max_message_bytes = kLimit});
   RawConnection connection(world.server().addresses()[0]);
   connection.Send(CallHeader("checkpoint:have_chunks") + "\x0f" + std::string("\0\x02", 2) +
                   "\x0b" + Int32(rpc_limits::kMaxContainerElements));
   const std::string element = Int32(rpc_limits::kServerMaxStringBytes) +
                               std::string(rpc_limits::kServerMaxStringBytes, 'x');
   const int64_t before = ResidentBytes();
-  int64_t sent = 0;
-  while (sent < int64_t{rpc_limits::kMaxMessageBytes} + (int64_t{64} << 20)) {
+  for (int64_t sent = 0; sent < int64_t{16} * kLimit;
+       sent += static_cast<int64_t>(element.size())) {
     connection.Send(element);
-    sent += static_cast<int64_t>(element.size());
   }
   EXPECT_TRUE(connection.WaitForEnd(10'000));
-  EXPECT_LT(ResidentBytes() - before, int64_t{rpc_limits::kMaxMessageBytes} + (int64_t{128} << 20));
+  EXPECT_LT(ResidentBytes() - before, int64_t{kLimit} + (int64_t{64} << 20));
   ASSERT_OK(world.NewClient()->Hello());
 }
 
