@@ -273,8 +273,8 @@ HttpResponse Api::Tokenize(const std::string& body) const {
     text = std::move(*rendered);
     add_special_tokens = false;  // the template writes them
   }
-  const auto tokens = target->text->tokenizer->Encode(text, add_special_tokens);
-  if (!tokens.ok()) return ErrorResponse(ApiError(tokens.status(), "prompt"));
+  auto tokens = EncodeText(*target->text, text, add_special_tokens, "prompt");
+  if (!tokens.ok()) return ErrorResponse(tokens.error());
   return JsonResponse({{"count", tokens->size()},
                        {"max_model_len", target->model->engine.max_context()},
                        {"tokens", *tokens}});

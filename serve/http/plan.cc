@@ -102,6 +102,14 @@ GenerationPlan StartPlan(const GenerationFields& fields) {
 
 }  // namespace
 
+ApiResult<std::vector<int32_t>> EncodeText(const TextAssets& text, std::string_view input,
+                                           bool add_special_tokens, const char* param) {
+  Result<std::vector<int32_t>> ids = text.tokenizer->Encode(input, add_special_tokens);
+  if (ids.ok()) return std::move(*ids);
+  // Too large or too slow stays so: not "try again later".
+  return ApiError(InvalidArgument(ids.status().message()), param);
+}
+
 ApiResult<GenerationPlan> PlanCompletion(const CompletionRequest& request, const TextAssets& text,
                                          int64_t max_context) {
   const GenerationFields& fields = request.generation;
@@ -113,8 +121,9 @@ ApiResult<GenerationPlan> PlanCompletion(const CompletionRequest& request, const
     EngineRequest engine;
     const bool is_text = std::holds_alternative<std::string>(prompt);
     if (is_text) {
-      auto ids = tokenizer.Encode(std::get<std::string>(prompt), request.add_special_tokens);
-      if (!ids.ok()) return ApiError(ids.status(), "prompt");
+      auto ids =
+          EncodeText(text, std::get<std::string>(prompt), request.add_special_tokens, "prompt");
+      if (!ids.ok()) return ids.error();
       engine.prompt = std::move(*ids);
     } else {
       engine.prompt = std::get<std::vector<int32_t>>(prompt);
@@ -162,8 +171,8 @@ ApiResult<GenerationPlan> PlanChat(const ChatRequest& request, const TextAssets&
       RenderChat(text, request.messages, request.add_generation_prompt, request.extra);
   if (!prompt.ok()) return prompt.error();
   // Templates write BOS and the like themselves.
-  auto ids = text.tokenizer->Encode(*prompt, /*add_special_tokens=*/false);
-  if (!ids.ok()) return ApiError(ids.status(), "messages");
+  auto ids = EncodeText(text, *prompt, /*add_special_tokens=*/false, "messages");
+  if (!ids.ok()) return ids.error();
   GenerationPlan plan = StartPlan(fields);
   plan.report_tokens = request.logprobs;
   EngineRequest engine;

@@ -15,6 +15,11 @@ ApiResult<GenerationPlan> PlanCompletion(const CompletionRequest& request, const
 ApiResult<GenerationPlan> PlanChat(const ChatRequest& request, const TextAssets& text,
                                    int64_t max_context);
 
+// The tokens of a text. 400 naming `param`, never "try again": a text that is too long or that the
+// pre-tokenizer's regex cannot get through stays so.
+ApiResult<std::vector<int32_t>> EncodeText(const TextAssets& text, std::string_view input,
+                                           bool add_special_tokens, const char* param);
+
 // The prompt that the model's template makes of chat messages.
 ApiResult<std::string> RenderChat(const TextAssets& text, const nlohmann::ordered_json& messages,
                                   bool add_generation_prompt, const nlohmann::ordered_json& extra);

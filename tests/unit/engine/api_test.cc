@@ -4,6 +4,7 @@
 #include <set>
 
 #include "serve/http/limits.h"
+#include "serve/http/plan.h"
 #include "tests/unit/engine/endpoint.h"
 
 namespace stockpot::test {
@@ -196,6 +197,39 @@ TEST_F(ApiTest, ChatRequests) {
       ExpectError(reply, c.status, c.param, c.change);
     }
   }
+}
+
+// A text that the tokenizer cannot get through never will: 400 for every way in, so that no client
+// sends it again as it does after 429 and 503.
+TEST(EncodingTest, TextsThatAreTooMuchAreNotRetried) {
+  Json growing = Json::parse(TinyTokenizerJson());
+  const Json grow = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(1000, 'a')}};
+  growing["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json(10, grow)}};
+  const auto text = TextAssets::Load([&](std::string_view name) -> Result<std::string> {
+    if (name == "tokenizer.json") return growing.dump();
+    if (name == "chat_template.jinja") return std::string(kTinyChatTemplate);
+    return NotFound(std::string(name));
+  });
+  ASSERT_TRUE(text.ok()) << text.status().ToString();
+
+  auto ids = EncodeText(**text, "a", false, "prompt");
+  ASSERT_FALSE(ids.ok());
+  EXPECT_EQ(ErrorResponse(ids.error()).status, 400);
+  EXPECT_EQ(ids.error().param, "prompt");
+
+  CompletionRequest completion;
+  completion.prompts = {std::string("a")};
+  const auto completed = PlanCompletion(completion, **text, kTinyContext);
+  ASSERT_FALSE(completed.ok());
+  EXPECT_EQ(ErrorResponse(completed.error()).status, 400);
+
+  ChatRequest chat;
+  chat.messages = {{{"role", "user"}, {"content", "a"}}};
+  const auto chatted = PlanChat(chat, **text, kTinyContext);
+  ASSERT_FALSE(chatted.ok());
+  EXPECT_EQ(ErrorResponse(chatted.error()).status, 400);
+  EXPECT_EQ(chatted.error().param, "messages");
 }
 
 TEST_F(ApiTest, BodiesThatAreNoRequest) {
