@@ -114,6 +114,17 @@ Status JobWork::Do(const Job& job, const ProgressFunction& progress) {
   return job.kind == JobKind::kMerge ? Merge(job, progress) : Publish(job, progress);
 }
 
+bool JobWork::StillStands(const Job& job) const {
+  if (job.kind != JobKind::kPublish) return true;
+  const Result<PublishRequest> request = ReadPublish(job);
+  if (!request.ok()) return false;
+  const auto names = RouteNames(request->source, request->artifact, request->codec, request->name);
+  return names.ok() && std::all_of(names->begin(), names->end(), [&](const std::string& name) {
+           const std::optional<Route> route = store_.GetRoute(name);
+           return route && route->variant.Hex() == job.result;
+         });
+}
+
 Job JobWork::Finished(Job job, const Digest& result) const {
   job.state = JobState::kDone;
   job.error.clear();
@@ -122,13 +133,20 @@ Job JobWork::Finished(Job job, const Digest& result) const {
   return job;
 }
 
-Status JobWork::Publish(const Job& job, const ProgressFunction& progress) {
+Result<JobWork::PublishRequest> JobWork::ReadPublish(const Job& job) const {
+  PublishRequest request;
   STOCKPOT_ASSIGN_OR_RETURN(const std::string hex, Argument(job, "artifact"));
-  STOCKPOT_ASSIGN_OR_RETURN(const Digest artifact, Digest::FromHex(hex));
-  STOCKPOT_ASSIGN_OR_RETURN(const std::string codec_name, Argument(job, "codec"));
-  STOCKPOT_ASSIGN_OR_RETURN(const PublishCodec codec, PublishCodecFromName(codec_name));
-  STOCKPOT_ASSIGN_OR_RETURN(const std::string name, Argument(job, "name"));
-  STOCKPOT_ASSIGN_OR_RETURN(const Manifest source, store_.GetManifest(artifact));
+  STOCKPOT_ASSIGN_OR_RETURN(request.artifact, Digest::FromHex(hex));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string codec, Argument(job, "codec"));
+  STOCKPOT_ASSIGN_OR_RETURN(request.codec, PublishCodecFromName(codec));
+  STOCKPOT_ASSIGN_OR_RETURN(request.name, Argument(job, "name"));
+  STOCKPOT_ASSIGN_OR_RETURN(request.source, store_.GetManifest(request.artifact));
+  return request;
+}
+
+Status JobWork::Publish(const Job& job, const ProgressFunction& progress) {
+  STOCKPOT_ASSIGN_OR_RETURN(const PublishRequest request, ReadPublish(job));
+  const auto& [artifact, source, codec, name] = request;
   // Before the work: a name that cannot be served is refused at once.
   STOCKPOT_RETURN_IF_ERROR(RouteNames(source, artifact, codec, name).status());
   STOCKPOT_ASSIGN_OR_RETURN(const Manifest variant,

@@ -18,10 +18,22 @@ class JobWork {
   // visible.
   Status Do(const Job& job, const ProgressFunction& progress);
 
+  // Whether what a finished job made still stands: a merge does; a publish while every name that it
+  // would move now answers with its variant. Any thread.
+  bool StillStands(const Job& job) const;
+
   // Commits that the job failed for good, and the event that says so.
   Status Fail(Job job, const Status& why);
 
  private:
+  // A publish job's arguments, read.
+  struct PublishRequest {
+    Digest artifact;
+    Manifest source;  // the artifact's
+    PublishCodec codec = PublishCodec::kBitDelta;
+    std::string name;  // empty: the default names
+  };
+  Result<PublishRequest> ReadPublish(const Job& job) const;
   Status Publish(const Job& job, const ProgressFunction& progress);
   Result<Commit> PublishCommit(const Job& job, const Manifest& source, const Digest& source_digest,
                                const Manifest& variant, PublishCodec codec) const;

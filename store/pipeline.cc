@@ -159,7 +159,10 @@ Result<Job> Pipeline::Submit(Job job) {
   if (job.key.empty()) return InvalidArgument("a job needs a key");
   const std::lock_guard lock(state_->submit_mutex);
   const std::optional<Job> known = state_->store.GetJob(job.key);
-  if (known && known->state != JobState::kFailed) return *known;
+  const bool stands =
+      known && (known->state == JobState::kDone ? state_->work.StillStands(*known)
+                                                : known->state != JobState::kFailed);
+  if (stands) return *known;
   if (known) job.sequence = known->sequence;
   job.state = JobState::kQueued;
   job.attempts = 0;

@@ -57,8 +57,8 @@ class Pipeline {
   // Stops after the current tensor and finishes nothing: the job stays queued.
   ~Pipeline();
 
-  // Queues (idempotent: a job that is queued, running or done is returned as it is; a failed one is
-  // queued again). Returns the job.
+  // Queues (idempotent: a job that is queued, running or done is returned as it is). Queued again:
+  // a failed one, and a publish whose names were moved or taken away since. Returns the job.
   Result<Job> Submit(Job job);
   // Share done of the running job, [0, 1]; empty key: none.
   struct Progress {

@@ -70,10 +70,8 @@ class ControlHandler : public rpc::ControlServiceIf {
         return InvalidArgument("'" + id + "' is a " + std::string(ArtifactKindName(manifest.kind)) +
                                ": checkpoints and merges are published");
       }
-      STOCKPOT_ASSIGN_OR_RETURN(Job job, pipeline_.Submit(MakePublishJob(digest, parsed, name)));
-      if (job.state == JobState::kDone && !IsServed(job, manifest, parsed, name)) {
-        STOCKPOT_RETURN_IF_ERROR(QueueAgain(job));
-      }
+      STOCKPOT_ASSIGN_OR_RETURN(const Job job,
+                                pipeline_.Submit(MakePublishJob(digest, parsed, name)));
       reply = WithProgress(job);
       return OkStatus();
     });
@@ -183,26 +181,6 @@ class ControlHandler : public rpc::ControlServiceIf {
       if (step_is_open) step = std::max(step, manifest.step);
     }
     return OkStatus();
-  }
-
-  // Whether what the job made still answers to its first name.
-  bool IsServed(const Job& job, const Manifest& source, PublishCodec codec,
-                const std::string& name) const {
-    const StepRecord step{.run = source.run, .step = source.step, .kind = source.kind};
-    const std::optional<Route> route =
-        store_.GetRoute(RouteNamesFor(step, codec, name, source.step, false).front());
-    return route && route->variant.Hex() == job.result;
-  }
-
-  // Published before, and the route was taken or moved away since.
-  Status QueueAgain(Job& job) const {
-    job.state = JobState::kQueued;
-    job.attempts = 0;
-    job.finished_ms = 0;
-    Commit commit;
-    commit.jobs.push_back(job);
-    commit.events.push_back({.type = "job", .subject = job.key, .fields = {{"kind", "publish"}}});
-    return store_.Apply(std::move(commit)).status();
   }
 
   rpc::Job WithProgress(const Job& job) const {

@@ -250,6 +250,20 @@ TEST_F(PipelineTest, NamesAndRequests) {
   EXPECT_EQ(Events("route").back().subject, "prod");
   EXPECT_EQ(Events("route").back().fields.at("was"), dense.result);
 
+  // Asking for what somebody moved or took away since is asking again.
+  EXPECT_EQ(SubmitAndWait(MakePublishJob(c1, PublishCodec::kDense, "prod")).result, dense.result);
+  EXPECT_EQ(RouteTo("prod").Hex(), dense.result);
+  for (const char* name : {"demo@3", "demo@latest"}) {
+    Commit unpublish;
+    unpublish.routes.push_back({.name = name, .to = {}, .by = "test"});
+    ASSERT_OK(store_->Apply(std::move(unpublish)));
+    ASSERT_FALSE(store_->GetRoute(name).has_value());
+    const Job asked_again = SubmitAndWait(MakePublishJob(c3, PublishCodec::kBitDelta, ""));
+    EXPECT_EQ(asked_again.state, JobState::kDone);
+    EXPECT_EQ(asked_again.result, moved.result);
+    EXPECT_EQ(RouteTo(name).Hex(), moved.result) << name;
+  }
+
   // An artifact that is no step needs a name.
   const Digest loose = StoreModel(*store_, Tuned(), ArtifactKind::kCheckpoint,
                                   *store_->ResolveName("tiny"), "elsewhere", 5);
