@@ -17,11 +17,8 @@
 #include "kernels/bitdelta/packed_signs.h"
 #include "kernels/bitdelta/signs.h"
 #include "tests/unit/kernels/backends.h"
-#include "tests/unit/kernels/cuda_emulation/cuda_emulation.h"
 #include "tests/unit/kernels/golden_file.h"
 #include "tests/unit/kernels/matrices.h"
-// After the emulation, which stands in for the platform.
-#include "kernels/bitdelta/linear_cuda.cuh"
 
 namespace stockpot {
 namespace {
@@ -125,42 +122,7 @@ void ExpectNearReference(Problem& p, const std::string& what) {
 struct Backend {
   std::string name;
   std::function<Status(const LinearArgs&)> run;
-  int64_t most_weights = 0;  // d_out x d_in in the table: a fiber switch costs some 200 ns
 };
-
-// The host stands in for the device: same arguments, signs in canonical form.
-Status RunEmulated(const LinearArgs& args, const emulation::Schedule& schedule) {
-  STOCKPOT_RETURN_IF_ERROR(CheckLinearArgs(args));
-  std::vector<std::vector<uint8_t>> signs(args.variants.size());
-  std::vector<CudaLayerDelta> variants(args.variants.size());
-  const int64_t d_in = args.base.cols;
-  for (size_t v = 0; v < variants.size(); ++v) {
-    const LayerDelta& variant = args.variants[v];
-    variants[v].bias = variant.bias;
-    if (variant.dense != nullptr) variants[v].dense = *variant.dense;
-    if (variant.signs == nullptr) continue;
-    const PackedSigns::Layout& layout = variant.signs->layout();
-    signs[v].resize(static_cast<size_t>(SignBytes(args.base.rows, d_in)) + 1);
-    for (int64_t o = 0; o < args.base.rows; ++o) {
-      for (int64_t i = 0; i < d_in; ++i) {
-        if (layout.SignAt(o, i) > 0) signs[v][o * SignRowBytes(d_in) + i / 8] |= 1u << (i % 8);
-      }
-    }
-    variants[v].signs = signs[v].data();
-    variants[v].alpha = layout.alpha.data();
-  }
-  const CudaLinearArgs cuda{
-      .x = args.x,
-      .base = args.base,
-      .bias = args.bias,
-      .variants = variants.data(),
-      .variant_count = static_cast<int64_t>(variants.size()),
-      .variant_of_row = args.variant_of_row.empty() ? nullptr : args.variant_of_row.data(),
-      .y = args.y};
-  const LinearGrid grid = GridOfLinear(args.x.rows, args.base.rows);
-  EmulateLaunch(schedule, {grid.x, grid.y}, {kLinearWarps * kLinearLanes}, LinearKernel, cuda);
-  return OkStatus();
-}
 
 void PrintTo(const Backend& backend, std::ostream* out) { *out << backend.name; }
 
@@ -173,17 +135,7 @@ std::vector<Backend> Backends() {
                           ThreadPool threads(2);
                           LinearScratch scratch;
                           return BitDeltaLinearCpu(args, scratch, threads);
-                        },
-                        1 << 20});
-  }
-  for (const auto& [name, order] : {std::pair{"Forward", emulation::ThreadOrder::kForward},
-                                    {"Reverse", emulation::ThreadOrder::kReverse},
-                                    {"Shuffled", emulation::ThreadOrder::kShuffled}}) {
-    backends.push_back({std::string("CudaEmulated") + name,
-                        [order = order](const LinearArgs& args) {
-                          return RunEmulated(args, {order, 5});
-                        },
-                        9 * 257});
+                        }});
   }
   return backends;
 }
@@ -208,7 +160,6 @@ TEST_P(LinearTable, MatchesDoublePrecision) {
     for (const int64_t d_out : table.outs) {
       for (const int64_t d_in : table.ins) {
         const int64_t rows = table.rows[seed % table.rows.size()];
-        if (d_out * d_in > GetParam().most_weights) continue;
         for (const DType dtype : dtypes) {
           Problem p(rows, d_out, d_in, dtype, seed++);
           ASSERT_TRUE(GetParam().run(p.args()).ok());
