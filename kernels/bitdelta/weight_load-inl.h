@@ -51,7 +51,21 @@ template <class D>
 HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadAsFloat(D d, const F16* p) {
   namespace hn = hwy::HWY_NAMESPACE;
   const hn::Rebind<hwy::float16_t, D> d16;
-  return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+  const auto value = hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+#if (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2) || HWY_ARCH_ARM_A64
+  return value;  // the processor's own conversion
+#else
+  // Highway's takes infinity and NaN for numbers above 65504: make them here.
+  const hn::Rebind<uint16_t, D> du16;
+  const hn::RebindToUnsigned<D> d32;
+  const auto bits = hn::PromoteTo(d32, hn::LoadU(du16, reinterpret_cast<const uint16_t*>(p)));
+  const auto exponent = hn::Set(d32, 0x7C00u);
+  const auto special = hn::Eq(hn::And(bits, exponent), exponent);
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(d32, 0x8000u)));
+  const auto mantissa = hn::ShiftLeft<13>(hn::And(bits, hn::Set(d32, 0x03FFu)));
+  const auto made = hn::Or(hn::Or(sign, mantissa), hn::Set(d32, 0x7F800000u));
+  return hn::IfThenElse(hn::RebindMask(d, special), hn::BitCast(d, made), value);
+#endif
 }
 
 }  // namespace HWY_NAMESPACE

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -95,18 +96,32 @@ void ExpectSame(const Compressed& got, const Compressed& want, const std::string
 
 class CompressTable : public testing::TestWithParam<Backend> {};
 
+constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+
+// A Gaussian weight whose rows are followed by NaN, which no backend may look at.
+OwnedWeight Guarded(DType dtype, int64_t d_out, int64_t d_in, Random& random, int64_t padding) {
+  OwnedWeight w = OwnedWeight::Gaussian(dtype, d_out, d_in, 0.02f, random, padding);
+  for (int64_t r = 0; r + 1 < d_out; ++r) {
+    for (int64_t c = d_in; c < d_in + padding; ++c) w.Set(r, c, std::nanf(""));
+  }
+  return w;
+}
+
 TEST_P(CompressTable, EqualsReferenceBitForBit) {
-  constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+  struct Shape {
+    int64_t d_out, d_in;
+  };
+  // 0, 1, primes; around 8 bits, 32 columns, and the 1024 that a warp writes at once.
+  constexpr Shape kShapes[] = {{0, 0},    {0, 7},    {5, 0},   {1, 1},  {7, 1},  {3, 7},
+                               {1, 8},    {2, 9},    {3, 31},  {4, 32}, {5, 33}, {5, 61},
+                               {1, 63},   {1, 64},   {2, 65},  {3, 95}, {4, 97}, {5, 257},
+                               {1, 1023}, {2, 1024}, {3, 1057}};
   Random random(11);
   for (const DType base_type : kTypes) {
     for (const DType tuned_type : kTypes) {
-      // 0, 1, primes; around 8 bits, 32 columns, and the 1024 that a warp writes at once.
-      for (const int64_t d_in : {0, 1, 7, 8, 9, 31, 32, 33, 61, 64, 257, 1023, 1024, 1057}) {
-        const int64_t d_out = d_in % 7;
-        const int64_t padding = d_in % 3;
-        const OwnedWeight base =
-            OwnedWeight::Gaussian(base_type, d_out, d_in, 0.02f, random, padding);
-        OwnedWeight tuned = OwnedWeight::Gaussian(tuned_type, d_out, d_in, 0.02f, random, 2);
+      for (const auto [d_out, d_in] : kShapes) {
+        const OwnedWeight base = Guarded(base_type, d_out, d_in, random, d_in % 3);
+        OwnedWeight tuned = Guarded(tuned_type, d_out, d_in, random, 1 + d_in % 5);
         for (int64_t c = 0; c < d_in && d_out > 0; c += 3) tuned.Set(0, c, base.view().at(0, c));
         ExpectSame(RunBackend(GetParam().run, base, tuned),
                    RunBackend(BitDeltaCompressReference, base, tuned),
@@ -118,25 +133,93 @@ TEST_P(CompressTable, EqualsReferenceBitForBit) {
   }
 }
 
+TEST_P(CompressTable, SeveralRangesOfRowsEqualTheReference) {
+  Random random(12);
+  // More than one range of work a thread (64 Ki elements), the last one short; a row alone.
+  for (const auto& [d_out, d_in] : {std::pair<int64_t, int64_t>{211, 1057}, {3, 70001}}) {
+    const OwnedWeight base = Guarded(DType::kBF16, d_out, d_in, random, 3);
+    const OwnedWeight tuned = Guarded(DType::kBF16, d_out, d_in, random, 0);
+    ExpectSame(RunBackend(GetParam().run, base, tuned),
+               RunBackend(BitDeltaCompressReference, base, tuned), std::to_string(d_out) + " rows");
+  }
+}
+
 TEST_P(CompressTable, CountsNonFiniteAndLeavesThemOut) {
   const float infinity = std::numeric_limits<float>::infinity();
-  OwnedWeight base(DType::kF32, 2, 70);
-  OwnedWeight tuned(DType::kF32, 2, 70);
-  for (int64_t c = 0; c < 70; ++c) tuned.Set(1, c, 0.5f);
-  tuned.Set(1, 3, std::nanf(""));
-  tuned.Set(1, 40, infinity);
-  tuned.Set(1, 69, -infinity);
-  base.Set(1, 5, infinity);  // the base's own: not counted as the fine-tuned weight's, but left out
+  for (const DType base_type : kTypes) {
+    for (const DType tuned_type : kTypes) {
+      OwnedWeight base(base_type, 3, 70);
+      OwnedWeight tuned(tuned_type, 3, 70);
+      for (int64_t c = 0; c < 70; ++c) tuned.Set(1, c, 0.5f);
+      tuned.Set(1, 3, std::nanf(""));
+      tuned.Set(1, 40, infinity);
+      tuned.Set(1, 69, -infinity);
+      base.Set(1, 5, infinity);  // the base's own: not counted as the tuned weight's, but left out
+      base.Set(1, 6, -infinity);
+      tuned.Set(1, 6, -infinity);  // delta is NaN
+      tuned.Set(2, 68, -std::nanf(""));
+      const Compressed got = RunBackend(GetParam().run, base, tuned);
+      EXPECT_EQ(got.stats.non_finite, 5);
+      EXPECT_EQ(got.stats.changed, 71);
+      EXPECT_EQ(got.alpha[0], 0.0f);
+      EXPECT_EQ(got.alpha[1], static_cast<float>(65 * 0.5 / 70));
+      EXPECT_EQ(got.alpha[2], 0.0f);
+      EXPECT_EQ(got.stats.max_abs, 0.5f);
+      EXPECT_EQ(SignAt(got.signs.data(), 70, 1, 3), -1.0f);  // NaN >= 0 is false
+      EXPECT_EQ(SignAt(got.signs.data(), 70, 1, 6), -1.0f);
+      EXPECT_EQ(SignAt(got.signs.data(), 70, 2, 68), -1.0f);
+      EXPECT_EQ(SignAt(got.signs.data(), 70, 1, 40), 1.0f);
+      EXPECT_EQ(SignAt(got.signs.data(), 70, 1, 69), -1.0f);
+      EXPECT_EQ(SignAt(got.signs.data(), 70, 0, 0), 1.0f);  // sign(0) = +1
+      ExpectSame(got, RunBackend(BitDeltaCompressReference, base, tuned), "non-finite");
+    }
+  }
+}
+
+TEST_P(CompressTable, LeavesOutADifferenceThatOverflows) {
+  const float most = std::numeric_limits<float>::max();
+  OwnedWeight base(DType::kF32, 1, 33);
+  OwnedWeight tuned(DType::kF32, 1, 33);
+  base.Set(0, 1, -most);
+  tuned.Set(0, 1, most);  // both finite, their difference is not
+  tuned.Set(0, 32, most);
   const Compressed got = RunBackend(GetParam().run, base, tuned);
-  EXPECT_EQ(got.stats.non_finite, 3);
-  EXPECT_EQ(got.alpha[0], 0.0f);
-  EXPECT_EQ(got.alpha[1], static_cast<float>(66 * 0.5 / 70));
-  EXPECT_EQ(got.stats.max_abs, 0.5f);
-  EXPECT_EQ(SignAt(got.signs.data(), 70, 1, 3), -1.0f);  // NaN >= 0 is false
-  EXPECT_EQ(SignAt(got.signs.data(), 70, 1, 40), 1.0f);
-  EXPECT_EQ(SignAt(got.signs.data(), 70, 1, 69), -1.0f);
-  EXPECT_EQ(SignAt(got.signs.data(), 70, 0, 0), 1.0f);  // sign(0) = +1
-  ExpectSame(got, RunBackend(BitDeltaCompressReference, base, tuned), "non-finite");
+  EXPECT_EQ(got.stats.non_finite, 0);
+  EXPECT_EQ(got.stats.changed, 2);
+  EXPECT_EQ(got.stats.max_abs, most);
+  EXPECT_EQ(got.stats.sum_abs, static_cast<double>(most));
+  EXPECT_EQ(got.signs, std::vector<uint8_t>({0xFF, 0xFF, 0xFF, 0xFF, 0x01}));
+}
+
+// The statistics by their definition, added plainly in long double.
+TEST_P(CompressTable, StatisticsAreThoseOfTheDelta) {
+  constexpr int64_t kDOut = 5, kDIn = 997;
+  Random random(13);
+  for (const DType base_type : kTypes) {
+    const OwnedWeight base = Guarded(base_type, kDOut, kDIn, random, 1);
+    OwnedWeight tuned = Guarded(DType::kBF16, kDOut, kDIn, random, 2);
+    for (int64_t c = 0; c < kDIn; c += 2) tuned.Set(1, c, base.view().at(1, c));
+    long double sum_abs = 0, sum_square = 0;
+    int64_t changed = 0;
+    float max_abs = 0;
+    for (int64_t r = 0; r < kDOut; ++r) {
+      for (int64_t c = 0; c < kDIn; ++c) {
+        const float delta = tuned.view().at(r, c) - base.view().at(r, c);
+        changed += delta != 0;
+        sum_abs += std::fabs(delta);
+        sum_square += static_cast<long double>(delta) * delta;
+        max_abs = std::max(max_abs, std::fabs(delta));
+      }
+    }
+    const DeltaStats got = RunBackend(GetParam().run, base, tuned).stats;
+    EXPECT_EQ(got.elements, kDOut * kDIn);
+    EXPECT_EQ(got.changed, changed);
+    EXPECT_EQ(got.max_abs, max_abs);
+    // n additions of terms of one sign lose at most n roundings of the sum.
+    const double bound = kDOut * kDIn * std::numeric_limits<double>::epsilon() / 2;
+    EXPECT_NEAR(got.sum_abs, static_cast<double>(sum_abs), bound * got.sum_abs);
+    EXPECT_NEAR(got.sum_square, static_cast<double>(sum_square), bound * got.sum_square);
+  }
 }
 
 TEST_P(CompressTable, TinyDifferencesKeepTheirSign) {
