@@ -1,4 +1,4 @@
-// Reading golden/bitdelta.golden; its format is described in golden/make_golden.py.
+// Reading golden/*.golden; the format is described in golden/make_golden.py.
 #pragma once
 
 #include <bit>
@@ -14,7 +14,8 @@ namespace stockpot {
 // Walks the tokens of the file. Tests run in the project's root.
 class GoldenFile {
  public:
-  GoldenFile() : in_("tests/unit/kernels/golden/bitdelta.golden") {}
+  explicit GoldenFile(const std::string& name = "bitdelta.golden")
+      : in_("tests/unit/kernels/golden/" + name) {}
 
   bool ok() const { return in_.is_open(); }
 

@@ -57,11 +57,12 @@ def linear(rows, d_out, d_in, dtype):
     print(hexadecimal(alpha), hexadecimal(bias), hexadecimal(y))
 
 
-torch.manual_seed(20402)
-compress(5, 37, "BF16", "BF16", 1.0)
-compress(3, 64, "BF16", "F32", 0.1)
-compress(4, 33, "F16", "F16", 0.5)
-compress(2, 100, "F32", "F32", 1.0)
-linear(3, 19, 45, "BF16")
-linear(2, 7, 64, "F16")
-linear(1, 17, 33, "F32")
+if __name__ == "__main__":
+    torch.manual_seed(20402)
+    compress(5, 37, "BF16", "BF16", 1.0)
+    compress(3, 64, "BF16", "F32", 0.1)
+    compress(4, 33, "F16", "F16", 0.5)
+    compress(2, 100, "F32", "F32", 1.0)
+    linear(3, 19, 45, "BF16")
+    linear(2, 7, 64, "F16")
+    linear(1, 17, 33, "F32")
