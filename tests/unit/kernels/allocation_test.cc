@@ -9,6 +9,8 @@
 
 #include "kernels/bitdelta/linear.h"
 #include "kernels/bitdelta/signs.h"
+#include "kernels/lora/lora_linear.h"
+#include "kernels/sparse/sparse_delta.h"
 #include "tests/unit/kernels/matrices.h"
 
 namespace {
@@ -69,6 +71,46 @@ TEST(Allocation, DecodeAllocatesNothingInTheSteadyState) {
   ok = BitDeltaLinearCpu(smaller, scratch, threads).ok();
   EXPECT_EQ(allocations.load() - again, 0);
   EXPECT_TRUE(ok);
+}
+
+// Ten calls, then a smaller one, after one that grew the scratch. Args: sparse or low-rank.
+template <typename Args, typename Scratch>
+void ExpectNoAllocation(Status (*run)(const Args&, Scratch&, ThreadPool&), const Args& args) {
+  ThreadPool threads(2);
+  Scratch scratch;
+  ASSERT_TRUE(run(args, scratch, threads).ok());
+  Args smaller = args;
+  smaller.x.rows = smaller.y.rows = 3;
+  smaller.delta_of_row = args.delta_of_row.first(3);
+  const int64_t before = allocations.load();
+  bool ok = true;
+  for (int step = 0; step < 10; ++step) ok = ok && run(args, scratch, threads).ok();
+  ok = ok && run(smaller, scratch, threads).ok();
+  EXPECT_EQ(allocations.load() - before, 0);
+  EXPECT_TRUE(ok);
+}
+
+TEST(Allocation, SparseAndLowRankDeltasAllocateNothingInTheSteadyState) {
+  constexpr int64_t kRows = 24, kDOut = 200, kDIn = 333;
+  Random random(2);
+  const OwnedFloats x = OwnedFloats::Gaussian(kRows, kDIn, random);
+  OwnedFloats y(kRows, kDOut);
+  const OwnedWeight base = OwnedWeight::Gaussian(DType::kBF16, kDOut, kDIn, 0.02f, random);
+  const OwnedWeight tuned = OwnedWeight::Gaussian(DType::kBF16, kDOut, kDIn, 0.02f, random);
+  const SparseDelta sparse = SparseDelta::FromWeights(base.view(), tuned.view()).value();
+  const OwnedWeight a = OwnedWeight::Gaussian(DType::kBF16, 16, kDIn, 0.1f, random);
+  const OwnedWeight b = OwnedWeight::Gaussian(DType::kF32, kDOut, 16, 0.1f, random);
+  const LoraDelta lora = LoraDelta::Pack(a.view(), b.view(), 2).value();
+  const SparseDelta* sparse_table[] = {&sparse, nullptr, &sparse};
+  const LoraDelta* lora_table[] = {&lora, nullptr, &lora};
+  std::vector<int32_t> delta_of_row;
+  for (int64_t t = 0; t < kRows; ++t) delta_of_row.push_back(static_cast<int32_t>(t % 4) - 1);
+  ExpectNoAllocation(
+      &SparseDeltaLinearCpu,
+      {.x = x.view(), .deltas = sparse_table, .delta_of_row = delta_of_row, .y = y.view()});
+  ExpectNoAllocation(
+      &LoraLinearCpu,
+      {.x = x.view(), .deltas = lora_table, .delta_of_row = delta_of_row, .y = y.view()});
 }
 
 }  // namespace
