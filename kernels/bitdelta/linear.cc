@@ -1,22 +1,12 @@
+// The checks of bitdelta_linear's arguments, the same for every backend.
 #include "kernels/bitdelta/linear.h"
 
-#include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "kernels/bitdelta/packed_signs.h"
-#include "kernels/bitdelta/signs.h"
 
 namespace stockpot {
 namespace {
-
-constexpr int64_t kMaxDimension = int64_t{1} << 31;
-
-// Inverts the lower three bits of every group of four whose last bit is 1; its own inverse.
-uint32_t FoldGroups(uint32_t word) {
-  const uint32_t last = (word >> 3) & 0x11111111u;
-  return word ^ (last * 7u);
-}
 
 std::string ShapeText(int64_t rows, int64_t cols) {
   return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
@@ -51,96 +41,60 @@ Status CheckVariant(const LayerDelta& variant, int64_t d_out, int64_t d_in) {
   return status.ok() ? status : status.WithContext("dense");
 }
 
-}  // namespace
-
-PackedSigns::PackedSigns(std::unique_ptr<Layout> layout) : layout_(std::move(layout)) {}
-PackedSigns::PackedSigns(PackedSigns&&) noexcept = default;
-PackedSigns& PackedSigns::operator=(PackedSigns&&) noexcept = default;
-PackedSigns::~PackedSigns() = default;
-
-int64_t PackedSigns::d_out() const { return layout_->d_out; }
-int64_t PackedSigns::d_in() const { return layout_->d_in; }
-int64_t PackedSigns::bytes() const {
-  const int64_t rows = layout_->row_blocks * kSignBlockRows;
-  return rows * (layout_->column_words + 1) * static_cast<int64_t>(sizeof(uint32_t));
-}
-
-float PackedSigns::Layout::SignAt(int64_t row, int64_t col) const {
-  const uint32_t folded =
-      block(row / kSignBlockRows)[col / kSignWordColumns * kSignBlockRows + row % kSignBlockRows];
-  return (FoldGroups(folded) >> (col % kSignWordColumns)) & 1 ? 1.0f : -1.0f;
-}
-
-Result<PackedSigns> PackedSigns::Pack(int64_t d_out, int64_t d_in, std::span<const uint8_t> signs,
-                                      std::span<const float> alpha) {
-  if (d_out < 0 || d_in < 0 || d_out > kMaxDimension || d_in > kMaxDimension) {
-    return InvalidArgument("signs: shape " + ShapeText(d_out, d_in));
-  }
-  if (static_cast<int64_t>(signs.size()) != SignBytes(d_out, d_in)) {
-    return InvalidArgument("signs: " + std::to_string(signs.size()) + " bytes, need " +
-                           std::to_string(SignBytes(d_out, d_in)));
-  }
-  const int64_t scales = static_cast<int64_t>(alpha.size());
-  if (scales != d_out && scales != 1) {
-    return InvalidArgument("alpha: " + std::to_string(scales) + " values, need " +
-                           std::to_string(d_out) + " or 1");
-  }
-  auto layout = std::make_unique<Layout>();
-  layout->d_out = d_out;
-  layout->d_in = d_in;
-  layout->row_blocks = (d_out + kSignBlockRows - 1) / kSignBlockRows;
-  layout->column_words = (d_in + kSignWordColumns - 1) / kSignWordColumns;
-  const int64_t padded_rows = layout->row_blocks * kSignBlockRows;
-  uint32_t* words = layout->words.Reserve(padded_rows * layout->column_words);
-  float* row_alpha = layout->alpha.Reserve(padded_rows);
-  const int64_t row_bytes = SignRowBytes(d_in);
-  for (int64_t row = 0; row < padded_rows; ++row) {
-    row_alpha[row] = row < d_out ? alpha[scales == 1 ? 0 : row] : 0.0f;
-    for (int64_t word = 0; word < layout->column_words; ++word) {
-      uint32_t bits = 0;
-      if (row < d_out) {
-        const int64_t first = word * (kSignWordColumns / 8);
-        std::memcpy(&bits, signs.data() + row * row_bytes + first,
-                    std::min<int64_t>(sizeof bits, row_bytes - first));
-      }
-      const int64_t block = row / kSignBlockRows * layout->column_words + word;
-      words[block * kSignBlockRows + row % kSignBlockRows] = FoldGroups(bits);
-    }
-  }
-  return PackedSigns(std::move(layout));
-}
-
-Status CheckLinearArgs(const LinearArgs& args) {
+Status CheckOutput(const LinearArgs& args, const LinearOutput& output) {
   const int64_t rows = args.x.rows;
-  const int64_t d_out = args.base.rows;
-  const int64_t d_in = args.base.cols;
-  if (d_out < 0 || d_in < 0) return InvalidArgument("base: shape " + ShapeText(d_out, d_in));
-  const Status base = CheckWeight(args.base, d_out, d_in);
-  if (!base.ok()) return base.WithContext("base");
-  if (rows < 0 || args.x.cols != d_in || (rows > 1 && args.x.stride < d_in) ||
-      (args.x.data == nullptr && rows * d_in > 0)) {
-    return InvalidArgument("x: shape " + ShapeText(rows, args.x.cols) + ", the base takes " +
-                           std::to_string(d_in) + " columns");
+  const int64_t d_in = args.x.cols;
+  const int64_t d_out = output.base.rows;
+  if (d_out < 0) return InvalidArgument("base: shape " + ShapeText(d_out, output.base.cols));
+  if (output.base.cols != d_in) {
+    return InvalidArgument("x: " + std::to_string(d_in) + " columns, the base takes " +
+                           std::to_string(output.base.cols));
   }
-  if (args.y.rows != rows || args.y.cols != d_out || (rows > 1 && args.y.stride < d_out) ||
-      (args.y.data == nullptr && rows * d_out > 0)) {
-    return InvalidArgument("y: shape " + ShapeText(args.y.rows, args.y.cols) + ", need " +
+  const Status base = CheckWeight(output.base, d_out, d_in);
+  if (!base.ok()) return base.WithContext("base");
+  if (output.y.rows != rows || output.y.cols != d_out || (rows > 1 && output.y.stride < d_out) ||
+      (output.y.data == nullptr && rows * d_out > 0)) {
+    return InvalidArgument("y: shape " + ShapeText(output.y.rows, output.y.cols) + ", need " +
                            ShapeText(rows, d_out));
   }
-  for (size_t v = 0; v < args.variants.size(); ++v) {
-    const Status variant = CheckVariant(args.variants[v], d_out, d_in);
+  for (size_t v = 0; v < output.variants.size(); ++v) {
+    const Status variant = CheckVariant(output.variants[v], d_out, d_in);
     if (!variant.ok()) return variant.WithContext("variants[" + std::to_string(v) + "]");
   }
   if (args.variant_of_row.empty()) return OkStatus();
-  if (static_cast<int64_t>(args.variant_of_row.size()) != rows) {
-    return InvalidArgument("variant_of_row: " + std::to_string(args.variant_of_row.size()) +
-                           " entries for " + std::to_string(rows) + " rows");
-  }
   for (const int32_t v : args.variant_of_row) {
-    if (v < -1 || v >= static_cast<int64_t>(args.variants.size())) {
+    if (v < -1 || v >= static_cast<int64_t>(output.variants.size())) {
       return InvalidArgument("variant_of_row: index " + std::to_string(v) + " of " +
-                             std::to_string(args.variants.size()) + " variants");
+                             std::to_string(output.variants.size()) + " variants");
     }
+  }
+  return OkStatus();
+}
+
+template <class T>
+Status CheckPerRow(const char* name, std::span<const T> values, int64_t rows) {
+  if (values.empty() || static_cast<int64_t>(values.size()) == rows) return OkStatus();
+  return InvalidArgument(std::string(name) + ": " + std::to_string(values.size()) +
+                         " entries for " + std::to_string(rows) + " rows");
+}
+
+}  // namespace
+
+Status CheckLinearArgs(const LinearArgs& args) {
+  const ConstFloatMatrix& x = args.x;
+  if (x.rows < 0 || x.cols < 0 || (x.rows > 1 && x.stride < x.cols) ||
+      (x.data == nullptr && x.rows * x.cols > 0)) {
+    return InvalidArgument("x: shape " + ShapeText(x.rows, x.cols) + " with row stride " +
+                           std::to_string(x.stride));
+  }
+  if (args.outputs.empty()) return InvalidArgument("outputs: none, need one or more weights");
+  STOCKPOT_RETURN_IF_ERROR(CheckPerRow("variant_of_row", args.variant_of_row, x.rows));
+  STOCKPOT_RETURN_IF_ERROR(CheckPerRow("sum_of_row", args.sum_of_row, x.rows));
+  for (size_t i = 0; i < args.outputs.size(); ++i) {
+    const Status status = CheckOutput(args, args.outputs[i]);
+    if (status.ok()) continue;
+    return args.outputs.size() == 1 ? status
+                                    : status.WithContext("outputs[" + std::to_string(i) + "]");
   }
   return OkStatus();
 }

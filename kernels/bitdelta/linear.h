@@ -1,10 +1,18 @@
-// bitdelta_linear: y = x W^T + bias + alpha * (x S^T), the base weight shared by all rows of the
-// batch, the 1-bit delta chosen per row. W_eff = W + alpha * S never exists in memory.
+// bitdelta_linear: y = x W^T + bias + sum_p alpha_p * (x S_p^T), the base weight shared by all rows
+// of the batch, the 1-bit delta (one or several sign planes) chosen per row. W_eff = W + alpha * S
+// never exists in memory.
 //
-// Accumulation: base and delta sums apart, in float32; alpha applied once, one rounding to y.
-// Batch invariance (a promise, tested): the bits of y[t, o] depend on x[t], the weights and the
-// SIMD target alone; never on the other rows, on their number, on their variants or on the thread
-// count. An evaluator who asks twice gets the same number.
+// Several weights that take the same input (query, key and value; gate and up) are one call: x is
+// prepared once for all of them, and the threads meet once.
+//
+// A row says how its two sums meet (DeltaSum): apart, as decoding needs it (the base is read once
+// for all variants), or folded, as prefill needs it (one product a variant, at the cost of a plain
+// one). Both accumulate in float32; y is rounded once a sum.
+//
+// Batch invariance (a promise, tested): the bits of y[t, o] depend on x[t], the weights, the row's
+// DeltaSum and the SIMD target alone; never on the other rows, on their number, on their variants,
+// on the other weights of the call or on the thread count. An evaluator who asks twice gets the
+// same number.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +29,18 @@ namespace stockpot {
 // once when a variant is loaded; immutable afterwards, so any number of threads may read it.
 class PackedSigns {
  public:
-  // `signs` canonical (signs.h), `alpha` [d_out] (or [1]: one scale for the matrix).
+  // `signs`: `planes` matrices one after another, each canonical (signs.h). `alpha`: [planes,
+  // d_out] or [planes]: one scale for each matrix. InvalidArgument names what does not fit; 1 <=
+  // planes <= kMaxSignPlanes.
   static Result<PackedSigns> Pack(int64_t d_out, int64_t d_in, std::span<const uint8_t> signs,
-                                  std::span<const float> alpha);
+                                  std::span<const float> alpha, int64_t planes = 1);
   PackedSigns(PackedSigns&&) noexcept;
   PackedSigns& operator=(PackedSigns&&) noexcept;
   ~PackedSigns();
 
   int64_t d_out() const;
   int64_t d_in() const;
+  int64_t planes() const;
   int64_t bytes() const;  // resident bytes, padding included
 
   struct Layout;
@@ -40,23 +51,42 @@ class PackedSigns {
   std::unique_ptr<Layout> layout_;
 };
 
-// What one row of the batch uses of this layer: exactly one of nothing (base only), a 1-bit delta,
-// or a dense weight of its own that replaces the base (a variant whose tensor was stored exactly).
+inline constexpr int64_t kMaxSignPlanes = 8;
+
+// What one row of the batch uses of one weight: nothing (base only), 1-bit planes, or a dense
+// weight of its own that replaces the base (a variant whose tensor was stored exactly).
 struct LayerDelta {
   const PackedSigns* signs = nullptr;   // [d_out, d_in]
-  const WeightMatrix* dense = nullptr;  // [d_out, d_in]
+  const WeightMatrix* dense = nullptr;  // [d_out, d_in]; not together with signs
   const float* bias = nullptr;          // [d_out], replaces the base's bias; null: keeps it
 };
 
-struct LinearArgs {
-  ConstFloatMatrix x;           // [rows, d_in]
+// How the base's and the delta's share of one y[t, o] are summed.
+enum class DeltaSum : uint8_t {
+  // Two sums, alpha applied once to the second. Every variant of the batch shares the base's read
+  // and product: a distinct variant costs its bits. For decoding.
+  kApart,
+  // One sum over float32 values of W + sum_p alpha_p * S_p, made for 16 outputs at a time in the
+  // cache. Costs one dense product a distinct variant, whatever the planes. For prefill. The
+  // rounding of W + alpha * S to float32 loses 2^-24 of |W|: 1e-4 of an alpha of 1e-4 |W|.
+  kFolded,
+};
+
+// One weight of a call.
+struct LinearOutput {
   WeightMatrix base;            // [d_out, d_in]
   const float* bias = nullptr;  // [d_out] or null
   std::span<const LayerDelta>
-      variants;  // pointer table, one entry per distinct variant in the batch
-  std::span<const int32_t> variant_of_row;  // [rows]: index into variants, or -1 = base only;
-                                            // empty = all base only. Equal neighbours share work.
-  FloatMatrix y;                            // out: [rows, d_out]
+      variants;   // pointer table, one entry per distinct variant in the batch
+  FloatMatrix y;  // out: [rows, d_out]
+};
+
+struct LinearArgs {
+  ConstFloatMatrix x;                       // [rows, d_in]
+  std::span<const LinearOutput> outputs;    // one or more weights over the same x
+  std::span<const int32_t> variant_of_row;  // [rows]: index into every `variants`, or -1 = base
+                                            // only; empty = all base only. Equal ones share work.
+  std::span<const DeltaSum> sum_of_row;     // [rows]; empty = all apart
 };
 
 // Memory for the kernel's temporaries, kept by the caller so that a decode step allocates nothing
@@ -72,7 +102,7 @@ class LinearScratch {
   std::unique_ptr<State> state_;
 };
 
-// InvalidArgument names the field whose shape or index does not fit; y is untouched then.
+// InvalidArgument names the field whose shape or index does not fit; no y is touched then.
 Status BitDeltaLinearReference(const LinearArgs& args);  // double precision, loops
 Status BitDeltaLinearCpu(const LinearArgs& args, LinearScratch& scratch, ThreadPool& threads);
 

@@ -273,16 +273,17 @@ void DotPanel(const WeightMatrix& weight, const PlannedRow* rows, const Panel& p
   } while (begin < weight.cols);
 }
 
-// Outputs [begin, end) of `rows`, which all read `weight`. Overwrites y.
+// Outputs [begin, end) of `rows`, which all read `weight`. Overwrites y. `range_end`: where the
+// outputs of this thread end; what comes before is worth fetching.
 template <class T>
 void DotRows(const WeightMatrix& weight, const PlannedRow* rows, int64_t count, int64_t begin,
-             int64_t end) {
+             int64_t end, int64_t range_end) {
   // Tiles of nearly equal height: 14 tokens are 5 + 5 + 4, not 6 + 6 + 2.
   const int64_t tiles = (count + kMaxTokens - 1) / kMaxTokens;
   const int64_t panel_rows = tiles > 4 ? kMaxPanelRows : kDecodePanelRows;
   for (int64_t o = begin; o < end; o += panel_rows) {
     Panel panel{
-        .begin = o, .end = std::min(o + panel_rows, end), .range_end = end, .passes = tiles};
+        .begin = o, .end = std::min(o + panel_rows, end), .range_end = range_end, .passes = tiles};
     for (int64_t t = 0; t < count; ++panel.pass) {
       const int64_t tokens = (count - t + tiles - panel.pass - 1) / (tiles - panel.pass);
       switch (tokens) {

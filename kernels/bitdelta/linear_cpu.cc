@@ -1,13 +1,17 @@
 // bitdelta_linear on the CPU: plans the batch, then walks blocks of output rows in parallel.
 //
-//   y = x W^T + alpha * (x S^T) + bias                                               (linear.h)
+//   y = x W^T + sum_p alpha_p * (x S_p^T) + bias                                     (linear.h)
 //
-// A block of W is read from memory once and serves all rows of the batch while it is in the cache;
-// the signs of each variant follow in the same pass (linear_base-inl.h, linear_delta-inl.h). Tables
+// A block of W is read from memory once and serves all rows of the batch while it is in the cache.
+// Few tokens read it as it lies (linear_base-inl.h), many widen it first (linear_panel-inl.h); the
+// signs of the variants that are summed apart follow in the same pass (linear_delta-inl.h). Tables
 // of the tokens must stay in the L2 cache, so long batches take the 1-bit half in groups of tokens;
-// the dense half always takes all of them with the first group.
+// the dense half takes all rows of a pass with the first group. A pass holds at most kPassRows
+// rows: their x stays in the last cache, and scratch memory is bounded.
 #include <algorithm>
+#include <atomic>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "kernels/base/aligned_buffer.h"
@@ -22,42 +26,98 @@
 
 #include "kernels/bitdelta/linear_base-inl.h"
 #include "kernels/bitdelta/linear_delta-inl.h"
+#include "kernels/bitdelta/linear_panel-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace stockpot {
 namespace HWY_NAMESPACE {
 
-void OrderRow(const float* x, int64_t columns, DType weight_dtype, float* ordered) {
-  OrderX(x, columns, weight_dtype == DType::kBF16, ordered);
+void OrderRow(const float* x, int64_t columns, bool pairs, float* ordered) {
+  OrderX(x, columns, pairs, ordered);
 }
 
 void TableOfRow(const float* x, int64_t columns, float* table) {
   BuildTable(x, columns, (columns + kSignWordColumns - 1) / kSignWordColumns, table);
 }
 
-// The dense half: outputs of row blocks [begin, end) for all rows, which are sorted by weight.
-void DotBlocks(std::span<const PlannedRow> rows, int64_t d_out, int64_t begin, int64_t end) {
+int64_t PanelMemoryFloats(int64_t d_in) { return PanelFloats(d_in); }
+int64_t PartialMemoryFloats(int64_t d_in, int64_t tokens) { return PartialFloats(d_in, tokens); }
+
+// From this many tokens on a weight is widened into panels first.
+inline constexpr int64_t kPanelTokens = 5;
+
+// Row blocks walked at a time: the 1-bit half follows the dense half while both are in the cache.
+inline constexpr int64_t kWalkBlocks = 4;
+
+// The dense half of row blocks [begin, end) for all rows of the range.
+void DotBlocks(const OutputRange& range, int64_t begin, int64_t end) {
   const int64_t first = begin * kSignBlockRows;
-  const int64_t last = std::min(d_out, end * kSignBlockRows);
+  const int64_t last = std::min(range.d_out, end * kSignBlockRows);
+  const int64_t range_end = std::min(range.d_out, range.end * kSignBlockRows);
+  const std::span<const PlannedRow> rows = range.rows;
   for (size_t i = 0; i < rows.size();) {
+    const WeightMatrix& weight = *rows[i].weight;
+    const PackedSigns::Layout* folded = rows[i].folded_signs();
     size_t j = i;
-    while (j < rows.size() && rows[j].weight == rows[i].weight) ++j;
-    WithWeightType(rows[i].weight->dtype, [&](auto type) {
-      DotRows<decltype(type)>(*rows[i].weight, &rows[i], static_cast<int64_t>(j - i), first, last);
+    while (j < rows.size() && rows[j].weight == &weight && rows[j].folded_signs() == folded) ++j;
+    const int64_t count = static_cast<int64_t>(j - i);
+    const bool panels = weight.cols > 0 && (folded != nullptr || count >= kPanelTokens);
+    WithWeightType(weight.dtype, [&](auto type) {
+      using T = decltype(type);
+      if (panels) {
+        PanelRows<T>(weight, folded, &rows[i], count, first, last, range_end, range.memory);
+      } else {
+        DotRows<T>(weight, &rows[i], count, first, last, range_end);
+      }
     });
     i = j;
   }
 }
 
-// The 1-bit half for rows that all have signs, sorted by variant.
-void SignBlocks(std::span<const PlannedRow> rows, int64_t begin, int64_t end) {
+// The words of a plane of `signs` that are read after plane p of row blocks [begin, end).
+const uint32_t* WordsAfter(const OutputRange& range, size_t next_row,
+                           const PackedSigns::Layout& signs, int64_t p, int64_t begin,
+                           int64_t end) {
+  if (p + 1 < signs.planes) return signs.block(p + 1, begin);
+  const std::span<const PlannedRow> rows = range.apart;
+  if (next_row < rows.size() && rows[next_row].apart_signs() != nullptr) {
+    return rows[next_row].apart_signs()->block(0, begin);
+  }
+  const PackedSigns::Layout* first = rows[0].apart_signs();  // of the next row blocks
+  if (first != nullptr && end + kWalkBlocks <= range.end) return first->block(0, end);
+  return signs.block(p, begin);
+}
+
+// The 1-bit half of row blocks [begin, end).
+void SignBlocks(const OutputRange& range, int64_t begin, int64_t end) {
+  const std::span<const PlannedRow> rows = range.apart;
   for (size_t i = 0; i < rows.size();) {
+    const PackedSigns::Layout* signs = rows[i].apart_signs();
     size_t j = i;
-    while (j < rows.size() && rows[j].signs == rows[i].signs) ++j;
-    const PackedSigns::Layout* after = j < rows.size() ? rows[j].signs : nullptr;
-    DeltaRows(&rows[i], static_cast<int64_t>(j - i), begin, end, after);
+    while (j < rows.size() && rows[j].apart_signs() == signs) ++j;
+    for (int64_t p = 0; signs != nullptr && p < signs->planes; ++p) {
+      const uint32_t* then = WordsAfter(range, j, *signs, p, begin, end);
+      DeltaRows(&rows[i], static_cast<int64_t>(j - i), p, begin, end, then);
+    }
     i = j;
   }
+}
+
+void AddBias(const OutputRange& range) {
+  const int64_t last = std::min(range.d_out, range.end * kSignBlockRows);
+  for (const PlannedRow& row : range.rows) {
+    if (row.bias == nullptr) continue;
+    for (int64_t o = range.begin * kSignBlockRows; o < last; ++o) row.y[o] += row.bias[o];
+  }
+}
+
+void WalkRange(const OutputRange& range) {
+  for (int64_t b = range.begin; b < range.end; b += kWalkBlocks) {
+    const int64_t end = std::min(b + kWalkBlocks, range.end);
+    if (range.dense_half) DotBlocks(range, b, end);
+    SignBlocks(range, b, end);
+  }
+  if (range.with_bias) AddBias(range);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -66,11 +126,50 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace stockpot {
+namespace {
+
+// Panels of the threads that are at work: as many as the pool has threads.
+class PanelPool {
+ public:
+  void Prepare(int64_t threads, int64_t panel_floats, int64_t partial_floats) {
+    panel_floats_ = panel_floats;
+    stride_ = panel_floats + partial_floats;
+    memory_.Reserve(threads * stride_);
+    if (threads > threads_) {
+      busy_ = std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(threads));
+      threads_ = threads;
+    }
+  }
+
+  // REQUIRES: fewer panels are out than Prepare was told of threads.
+  int64_t Take() {
+    for (int64_t i = 0;; i = (i + 1) % threads_) {
+      if (!busy_[static_cast<size_t>(i)].exchange(true, std::memory_order_acquire)) return i;
+    }
+  }
+  void Return(int64_t i) { busy_[static_cast<size_t>(i)].store(false, std::memory_order_release); }
+
+  PanelMemory at(int64_t i) const {
+    float* panel = memory_.data() + i * stride_;
+    return {.panel = panel, .partials = panel + panel_floats_};
+  }
+
+ private:
+  AlignedBuffer<float> memory_;
+  std::unique_ptr<std::atomic<bool>[]> busy_;
+  int64_t threads_ = 0;
+  int64_t panel_floats_ = 0;
+  int64_t stride_ = 0;
+};
+
+}  // namespace
 
 struct LinearScratch::State {
-  std::vector<PlannedRow> rows;
-  AlignedBuffer<float> ordered;  // [rows, x_stride]
+  std::vector<int64_t> order;    // rows of x, as the kernel walks them
+  std::vector<PlannedRow> rows;  // [outputs, rows of a pass]
+  AlignedBuffer<float> ordered;  // [rows of a pass, one or two orders, x_stride]
   AlignedBuffer<float> tables;   // [rows of a group, table_floats]
+  PanelPool panels;
 };
 
 LinearScratch::LinearScratch() : state_(std::make_unique<State>()) {}
@@ -80,136 +179,214 @@ namespace {
 
 HWY_EXPORT(OrderRow);
 HWY_EXPORT(TableOfRow);
-HWY_EXPORT(DotBlocks);
-HWY_EXPORT(SignBlocks);
+HWY_EXPORT(WalkRange);
+HWY_EXPORT(PanelMemoryFloats);
+HWY_EXPORT(PartialMemoryFloats);
 
-// Limits, in bytes and elements.
+// Limits, in bytes, elements and rows.
+constexpr int64_t kPassRows = 512;        // of the batch: 8 MiB of x at 4096 columns
 constexpr int64_t kTableBytes = 1 << 20;  // tables of a group of tokens: half of a common L2
 constexpr int64_t kRangeBytes = 1 << 20;  // of W handed to a thread at a time
 constexpr int64_t kRangesPerThread = 4;
 constexpr int64_t kTileBlocks = 4;               // row blocks that the 1-bit half takes together
 constexpr int64_t kPrepareElements = 16 * 1024;  // of x handed to a thread at a time
 constexpr int64_t kMaxTableEntries = 16;
+constexpr int64_t kHalfPageFloats = 512;
 
 int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// The stride of a row of ordered x: an odd number of half pages, so that a block of 512 columns of
+// several rows spreads over all sets of an L1 cache.
+int64_t OrderedStride(int64_t d_in) {
+  const int64_t halves = RoundUp(std::max<int64_t>(1, d_in), kHalfPageFloats) / kHalfPageFloats;
+  return (halves | 1) * kHalfPageFloats;
+}
 
 // One call: the plan and its sizes.
 class Call {
  public:
   Call(const LinearArgs& args, LinearScratch::State& scratch, ThreadPool& threads)
-      : args_(args), scratch_(scratch), threads_(threads) {
-    // A row more than the padding keeps the rows of x off one another's cache sets.
-    x_stride_ = RoundUp(args.base.cols, kSignWordColumns) + 16;
-    table_floats_ =
-        RoundUp(args.base.cols, kSignWordColumns) / kSignGroupColumns * kMaxTableEntries;
-    PlanRows();
+      : args_(args), scratch_(scratch), threads_(threads), d_in_(args.x.cols) {
+    x_stride_ = OrderedStride(d_in_);
+    table_floats_ = RoundUp(d_in_, kSignWordColumns) / kSignGroupColumns * kMaxTableEntries;
+    for (const LinearOutput& output : args_.outputs) {
+      blocks_ += RoundUp(output.base.rows, kSignBlockRows) / kSignBlockRows;
+    }
+    const int64_t tokens = std::min(args.x.rows, kPassRows);
+    scratch_.panels.Prepare(threads.size(), HWY_DYNAMIC_DISPATCH(PanelMemoryFloats)(d_in_),
+                            HWY_DYNAMIC_DISPATCH(PartialMemoryFloats)(d_in_, tokens));
+    SortRows();
   }
 
   void Run() {
-    OrderAll();
     const int64_t table_bytes = std::max<int64_t>(1, table_floats_ * sizeof(float));
     const int64_t group = std::max<int64_t>(1, kTableBytes / table_bytes);
-    RowRange tokens{signed_rows_.begin, std::min(signed_rows_.begin + group, signed_rows_.end)};
-    bool first = true;
-    do {
-      BuildTables(tokens);
-      RunBlocks(tokens, first);
-      first = false;
-      tokens = {tokens.end, std::min(tokens.end + group, signed_rows_.end)};
-    } while (tokens.begin < tokens.end);
+    for (int64_t begin = 0; begin < args_.x.rows; begin += kPassRows) {
+      pass_ = {begin, std::min(begin + kPassRows, args_.x.rows)};
+      PlanPass();
+      OrderAll();
+      RowRange tokens{apart_.begin, std::min(apart_.begin + group, apart_.end)};
+      bool first = true;
+      do {
+        BuildTables(tokens);
+        RunBlocks(tokens, first);
+        first = false;
+        tokens = {tokens.end, std::min(tokens.end + group, apart_.end)};
+      } while (tokens.begin < tokens.end);
+    }
   }
 
  private:
-  // Order: base only, then 1-bit by variant, then dense by variant.
-  void PlanRows() {
-    scratch_.rows.resize(args_.x.rows);
-    for (int64_t t = 0; t < args_.x.rows; ++t) {
-      PlannedRow& row = scratch_.rows[t];
-      const LayerDelta* variant = VariantOfRow(args_, t);
-      row = {};
-      row.source = t;
-      row.y = args_.y.row(t);
-      row.bias = BiasOfRow(args_, t);
-      row.weight = &args_.base;
-      if (variant != nullptr && variant->dense != nullptr) row.weight = variant->dense;
-      if (variant != nullptr && variant->signs != nullptr) row.signs = &variant->signs->layout();
+  // How the rows are walked: base only, then summed apart, then folded, then dense; each by
+  // variant.
+  enum class Kind { kBase, kApart, kFolded, kDense };
+
+  Kind KindOf(int64_t t) const {
+    bool signs = false;
+    for (const LinearOutput& output : args_.outputs) {
+      const LayerDelta* variant = VariantOfRow(args_, output, t);
+      if (variant != nullptr && variant->dense != nullptr) return Kind::kDense;
+      signs |= variant != nullptr && variant->signs != nullptr;
     }
-    const auto key = [this](const PlannedRow& r) {
-      const int kind = r.weight != &args_.base ? 2 : r.signs != nullptr ? 1 : 0;
-      const int64_t variant = args_.variant_of_row.empty() ? -1 : args_.variant_of_row[r.source];
-      return std::tuple(kind, variant, r.source);
+    if (!signs) return Kind::kBase;
+    return Folded(t) ? Kind::kFolded : Kind::kApart;
+  }
+  bool Folded(int64_t t) const {
+    return !args_.sum_of_row.empty() && args_.sum_of_row[t] == DeltaSum::kFolded;
+  }
+
+  void SortRows() {
+    scratch_.order.resize(args_.x.rows);
+    for (int64_t t = 0; t < args_.x.rows; ++t) scratch_.order[t] = t;
+    if (args_.variant_of_row.empty()) return;
+    const auto key = [this](int64_t t) {
+      return std::tuple(KindOf(t), args_.variant_of_row[t], t);
     };
-    std::sort(scratch_.rows.begin(), scratch_.rows.end(),
-              [&](const PlannedRow& a, const PlannedRow& b) { return key(a) < key(b); });
-    while (signed_rows_.begin < args_.x.rows &&
-           scratch_.rows[signed_rows_.begin].signs == nullptr) {
-      ++signed_rows_.begin;
+    std::sort(scratch_.order.begin(), scratch_.order.end(),
+              [&](int64_t a, int64_t b) { return key(a) < key(b); });
+  }
+
+  int64_t PassRows() const { return pass_.end - pass_.begin; }
+  std::span<PlannedRow> RowsOf(int64_t output) const {
+    return std::span(scratch_.rows).subspan(output * PassRows(), PassRows());
+  }
+
+  // Every weight's rows, in the same order; and which of them are summed apart.
+  void PlanPass() {
+    const int64_t outputs = static_cast<int64_t>(args_.outputs.size());
+    scratch_.rows.assign(outputs * PassRows(), {});
+    apart_ = {PassRows(), 0};
+    plain_ = pairs_ = false;
+    for (int64_t i = 0; i < outputs; ++i) {
+      for (int64_t r = 0; r < PassRows(); ++r) {
+        PlannedRow& row = RowsOf(i)[r];
+        row = PlanRow(args_.outputs[i], scratch_.order[pass_.begin + r]);
+        (row.weight->dtype == DType::kBF16 ? pairs_ : plain_) = true;
+        if (row.apart_signs() == nullptr) continue;
+        apart_ = {std::min(apart_.begin, r), std::max(apart_.end, r + 1)};
+      }
     }
-    signed_rows_.end = signed_rows_.begin;
-    while (signed_rows_.end < args_.x.rows && scratch_.rows[signed_rows_.end].signs != nullptr) {
-      ++signed_rows_.end;
-    }
+    if (apart_.end == 0) apart_ = {};
+  }
+
+  PlannedRow PlanRow(const LinearOutput& output, int64_t t) const {
+    const LayerDelta* variant = VariantOfRow(args_, output, t);
+    PlannedRow row;
+    row.source = t;
+    row.y = output.y.row(t);
+    row.bias = BiasOfRow(args_, output, t);
+    row.weight = &output.base;
+    if (variant == nullptr) return row;
+    if (variant->dense != nullptr) row.weight = variant->dense;
+    if (variant->signs != nullptr) row.signs = &variant->signs->layout();
+    row.folded = row.signs != nullptr && Folded(t);
+    return row;
   }
 
   int64_t PrepareGrain() const {
-    return std::max<int64_t>(1, kPrepareElements / std::max<int64_t>(1, args_.base.cols));
+    return std::max<int64_t>(1, kPrepareElements / std::max<int64_t>(1, d_in_));
   }
 
+  // Copies x into the orders that the weights' dtypes ask for (linear_base-inl.h).
   void OrderAll() {
-    float* ordered = scratch_.ordered.Reserve(args_.x.rows * x_stride_);
-    for (int64_t i = 0; i < args_.x.rows; ++i) scratch_.rows[i].x = ordered + i * x_stride_;
-    threads_.ParallelFor(args_.x.rows, PrepareGrain(), [this](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const PlannedRow& row = scratch_.rows[i];
-        HWY_DYNAMIC_DISPATCH(OrderRow)
-        (args_.x.row(row.source), args_.base.cols, row.weight->dtype, const_cast<float*>(row.x));
+    const int64_t orders = int64_t{plain_} + int64_t{pairs_};
+    ordered_ = scratch_.ordered.Reserve(PassRows() * orders * x_stride_);
+    pairs_offset_ = plain_ ? PassRows() * x_stride_ : 0;
+    threads_.ParallelFor(PassRows(), PrepareGrain(), [this](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const float* x = args_.x.row(scratch_.order[pass_.begin + r]);
+        float* to = ordered_ + r * x_stride_;
+        if (plain_) HWY_DYNAMIC_DISPATCH(OrderRow)(x, d_in_, false, to);
+        if (pairs_) HWY_DYNAMIC_DISPATCH(OrderRow)(x, d_in_, true, to + pairs_offset_);
       }
     });
+    const int64_t outputs = static_cast<int64_t>(args_.outputs.size());
+    for (int64_t i = 0; i < outputs; ++i) {
+      for (int64_t r = 0; r < PassRows(); ++r) {
+        PlannedRow& row = RowsOf(i)[r];
+        row.x = ordered_ + r * x_stride_ + (row.weight->dtype == DType::kBF16 ? pairs_offset_ : 0);
+      }
+    }
   }
 
   void BuildTables(RowRange tokens) {
     if (tokens.begin == tokens.end) return;
     tables_ = scratch_.tables.Reserve((tokens.end - tokens.begin) * table_floats_);
-    first_token_ = tokens.begin;
+    tokens_ = tokens;
     threads_.ParallelFor(
         tokens.end - tokens.begin, PrepareGrain(), [this](int64_t begin, int64_t end) {
           for (int64_t i = begin; i < end; ++i) {
-            PlannedRow& row = scratch_.rows[first_token_ + i];
-            float* table = tables_ + i * table_floats_;
-            HWY_DYNAMIC_DISPATCH(TableOfRow)(args_.x.row(row.source), args_.base.cols, table);
-            row.table = table;
+            const float* x = args_.x.row(scratch_.order[pass_.begin + tokens_.begin + i]);
+            HWY_DYNAMIC_DISPATCH(TableOfRow)(x, d_in_, tables_ + i * table_floats_);
           }
         });
+    const int64_t outputs = static_cast<int64_t>(args_.outputs.size());
+    for (int64_t i = 0; i < outputs; ++i) {
+      for (int64_t r = tokens.begin; r < tokens.end; ++r) {
+        RowsOf(i)[r].table = tables_ + (r - tokens.begin) * table_floats_;
+      }
+    }
   }
 
   void RunBlocks(RowRange tokens, bool first) {
     tokens_ = tokens;
     first_ = first;
-    const int64_t blocks = RoundUp(args_.base.rows, kSignBlockRows) / kSignBlockRows;
-    threads_.ParallelFor(blocks, BlockGrain(blocks), [this](int64_t begin, int64_t end) {
-      const std::span<const PlannedRow> rows(scratch_.rows);
-      if (first_) HWY_DYNAMIC_DISPATCH(DotBlocks)(rows, args_.base.rows, begin, end);
-      HWY_DYNAMIC_DISPATCH(SignBlocks)
-      (rows.subspan(tokens_.begin, tokens_.end - tokens_.begin), begin, end);
-      if (tokens_.end == signed_rows_.end) AddBias(begin, end);
+    threads_.ParallelFor(blocks_, BlockGrain(), [this](int64_t begin, int64_t end) {
+      const int64_t slot = scratch_.panels.Take();
+      for (size_t i = 0; i < args_.outputs.size() && begin < end; ++i) {
+        const int64_t blocks = RoundUp(args_.outputs[i].base.rows, kSignBlockRows) / kSignBlockRows;
+        if (begin < blocks) {
+          RunOutput(static_cast<int64_t>(i), begin, std::min(end, blocks),
+                    scratch_.panels.at(slot));
+        }
+        begin = std::max<int64_t>(0, begin - blocks);
+        end -= blocks;
+      }
+      scratch_.panels.Return(slot);
     });
   }
 
-  void AddBias(int64_t begin, int64_t end) const {
-    const int64_t last = std::min(args_.base.rows, end * kSignBlockRows);
-    for (const PlannedRow& row : scratch_.rows) {
-      if (row.bias == nullptr) continue;
-      for (int64_t o = begin * kSignBlockRows; o < last; ++o) row.y[o] += row.bias[o];
-    }
+  // Row blocks [begin, end) of one weight.
+  void RunOutput(int64_t i, int64_t begin, int64_t end, const PanelMemory& memory) const {
+    const std::span<const PlannedRow> rows = RowsOf(i);
+    HWY_DYNAMIC_DISPATCH(WalkRange)
+    ({.rows = rows,
+      .apart = rows.subspan(tokens_.begin, tokens_.end - tokens_.begin),
+      .dense_half = first_,
+      .with_bias = tokens_.end == apart_.end,
+      .d_out = args_.outputs[i].base.rows,
+      .begin = begin,
+      .end = end,
+      .memory = memory});
   }
 
   // Row blocks a range: as much of W as stays in the L2 cache, in whole tiles of the 1-bit half,
   // and several ranges a thread where the layer is large enough.
-  int64_t BlockGrain(int64_t blocks) const {
-    const int64_t block_bytes =
-        std::max<int64_t>(1, kSignBlockRows * args_.base.cols * DTypeSize(args_.base.dtype));
-    const int64_t even = blocks / (kRangesPerThread * threads_.size());
-    const int64_t tile = std::min<int64_t>(kTileBlocks, blocks / threads_.size());
+  int64_t BlockGrain() const {
+    const int64_t element = DTypeSize(args_.outputs[0].base.dtype);
+    const int64_t block_bytes = std::max<int64_t>(1, kSignBlockRows * d_in_ * element);
+    const int64_t even = blocks_ / (kRangesPerThread * threads_.size());
+    const int64_t tile = std::min<int64_t>(kTileBlocks, blocks_ / threads_.size());
     const int64_t grain = std::max({int64_t{1}, tile, std::min(kRangeBytes / block_bytes, even)});
     return grain >= kTileBlocks ? grain / kTileBlocks * kTileBlocks : grain;
   }
@@ -217,13 +394,20 @@ class Call {
   const LinearArgs& args_;
   LinearScratch::State& scratch_;
   ThreadPool& threads_;
-  int64_t x_stride_ = 0;
+  const int64_t d_in_;
+  int64_t blocks_ = 0;        // of 16 outputs, over all weights
+  int64_t x_stride_ = 0;      // of ordered x
   int64_t table_floats_ = 0;  // of a token
-  RowRange signed_rows_;      // of the plan
-  // What the current loop works on; a loop's lambda captures `this` alone, so it allocates nothing.
+  // What the current pass and loop work on; a loop's lambda captures `this` alone, so it allocates
+  // nothing.
+  RowRange pass_;       // of scratch_.order
+  RowRange apart_;      // rows of the pass that are summed apart
+  RowRange tokens_;     // the group of them whose tables are built
+  bool plain_ = false;  // orders of x that some weight asks for
+  bool pairs_ = false;
+  float* ordered_ = nullptr;
+  int64_t pairs_offset_ = 0;
   float* tables_ = nullptr;
-  int64_t first_token_ = 0;
-  RowRange tokens_;
   bool first_ = false;
 };
 
@@ -231,7 +415,6 @@ class Call {
 
 Status BitDeltaLinearCpu(const LinearArgs& args, LinearScratch& scratch, ThreadPool& threads) {
   STOCKPOT_RETURN_IF_ERROR(CheckLinearArgs(args));
-  if (args.x.rows == 0 || args.base.rows == 0) return OkStatus();
   Call(args, scratch.state(), threads).Run();
   return OkStatus();
 }

@@ -186,14 +186,16 @@ HWY_INLINE void AddScaled(FloatVec sum, const float* alpha, float* y, int64_t le
 // Row blocks [block, block + kBlocks) for kTokens rows of the batch that share a variant. `next`:
 // the words that will be read after these, to prefetch; there must be as many.
 template <int kBlocks, int kTokens>
-HWY_NOINLINE void DeltaBlocks(const PlannedRow* rows, int64_t block, const uint32_t* next) {
+HWY_NOINLINE void DeltaBlocks(const PlannedRow* rows, int64_t plane, int64_t block,
+                              const uint32_t* next) {
   constexpr int kVectors = kBlocks * kVectorsPerBlock;
   const PackedSigns::Layout& signs = *rows[0].signs;
   const hn::ScalableTag<uint32_t> d32;
   const uint32_t* words[kVectors];
   const float* tables[kTokens];
   for (int v = 0; v < kVectors; ++v) {
-    words[v] = signs.block(block + v / kVectorsPerBlock) + v % kVectorsPerBlock * kFloatLanes;
+    words[v] =
+        signs.block(plane, block + v / kVectorsPerBlock) + v % kVectorsPerBlock * kFloatLanes;
   }
   for (int t = 0; t < kTokens; ++t) tables[t] = rows[t].table;
   DeltaTile<kVectors, kTokens> tile;
@@ -213,7 +215,7 @@ HWY_NOINLINE void DeltaBlocks(const PlannedRow* rows, int64_t block, const uint3
     const int64_t o = block * kSignBlockRows + v * kFloatLanes;
 #pragma GCC unroll 4
     for (int t = 0; t < kTokens; ++t) {
-      AddScaled(hn::Add(tile.sums[v][t][0], tile.sums[v][t][1]), signs.alpha.data() + o,
+      AddScaled(hn::Add(tile.sums[v][t][0], tile.sums[v][t][1]), signs.scales(plane) + o,
                 rows[t].y + o, signs.d_out - o);
     }
   }
@@ -223,28 +225,29 @@ inline constexpr int kDeltaBlocks = HWY_MAX_BYTES >= 64 ? 4 : 2;   // for one to
 inline constexpr int kSharedTokens = HWY_MAX_BYTES >= 64 ? 4 : 2;  // of one variant
 inline constexpr int kSharedBlocks = HWY_MAX_BYTES >= 64 ? 2 : 1;
 
-// Row blocks [begin, end), kTokens rows of one variant, kBlocks blocks at a time. `after`: the
-// variant whose turn is next, or null.
+// Row blocks [begin, end) of a plane, kTokens rows of one variant, kBlocks blocks at a time.
+// `then`: the words whose turn is next.
 template <int kBlocks, int kTokens>
-void DeltaRange(const PlannedRow* rows, int64_t begin, int64_t end,
-                const PackedSigns::Layout* after) {
+void DeltaRange(const PlannedRow* rows, int64_t plane, int64_t begin, int64_t end,
+                const uint32_t* then) {
   const PackedSigns::Layout& signs = *rows[0].signs;
-  const uint32_t* then = after != nullptr ? after->block(begin) : signs.block(begin);
   int64_t b = begin;
   for (; b + kBlocks <= end; b += kBlocks) {
     const bool more = b + 2 * kBlocks <= end;
-    DeltaBlocks<kBlocks, kTokens>(rows, b, more ? signs.block(b + kBlocks) : then);
+    DeltaBlocks<kBlocks, kTokens>(rows, plane, b, more ? signs.block(plane, b + kBlocks) : then);
   }
-  for (; b < end; ++b) DeltaBlocks<1, kTokens>(rows, b, then);
+  for (; b < end; ++b) DeltaBlocks<1, kTokens>(rows, plane, b, then);
 }
 
-// Row blocks [begin, end) of `count` rows of the batch, all of one variant.
-inline void DeltaRows(const PlannedRow* rows, int64_t count, int64_t begin, int64_t end,
-                      const PackedSigns::Layout* after) {
+// Row blocks [begin, end) of a plane for `count` rows of the batch, all of one variant.
+inline void DeltaRows(const PlannedRow* rows, int64_t count, int64_t plane, int64_t begin,
+                      int64_t end, const uint32_t* then) {
   for (; count >= kSharedTokens; rows += kSharedTokens, count -= kSharedTokens) {
-    DeltaRange<kSharedBlocks, kSharedTokens>(rows, begin, end, after);
+    DeltaRange<kSharedBlocks, kSharedTokens>(rows, plane, begin, end, then);
   }
-  for (; count > 0; ++rows, --count) DeltaRange<kDeltaBlocks, 1>(rows, begin, end, after);
+  for (; count > 0; ++rows, --count) {
+    DeltaRange<kDeltaBlocks, 1>(rows, plane, begin, end, then);
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -2,14 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/base/view.h"
 #include "kernels/bitdelta/linear.h"
 
 namespace stockpot {
 
-// One row of the batch, in the order in which the kernel walks them: rows that read one weight
-// stand together, and among them rows of one variant.
+// One row of the batch for one weight, in the order in which the kernel walks them: rows that read
+// one weight stand together, and among them rows of one variant.
 struct PlannedRow {
   const float* x = nullptr;              // ordered copy (linear_base-inl.h), zero-padded
   const float* table = nullptr;          // sums of groups of four (linear_delta-inl.h), or null
@@ -17,13 +18,70 @@ struct PlannedRow {
   const float* bias = nullptr;           // [d_out] or null
   const WeightMatrix* weight = nullptr;  // the base, or the variant's dense weight
   const PackedSigns::Layout* signs = nullptr;
-  int64_t source = 0;  // row of args.x
+  bool folded = false;  // the signs are folded into the weight (DeltaSum)
+  int64_t source = 0;   // row of args.x
+
+  const PackedSigns::Layout* folded_signs() const { return folded ? signs : nullptr; }
+  const PackedSigns::Layout* apart_signs() const { return folded ? nullptr : signs; }
 };
 
 // Consecutive rows [begin, end) of the plan.
 struct RowRange {
   int64_t begin = 0;
   int64_t end = 0;
+};
+
+// Lines of a weight that will be read soon: what computes fetches them into the L2 cache meanwhile,
+// so that memory does not idle. An empty one fetches nothing.
+class WeightAhead {
+ public:
+  WeightAhead() = default;
+  // Rows [begin, end) of `weight`.
+  WeightAhead(const WeightMatrix& weight, int64_t begin, int64_t end)
+      : row_(static_cast<const char*>(weight.row(begin))),
+        stride_(weight.stride * DTypeSize(weight.dtype)),
+        row_bytes_(weight.cols * DTypeSize(weight.dtype)),
+        rows_(end - begin) {}
+
+  int64_t lines() const { return rows_ <= 0 ? 0 : rows_ * (row_bytes_ / kLineBytes + 1); }
+
+  // The next `lines` lines, fewer where they end.
+  void Fetch(int64_t lines) {
+    for (; lines > 0 && rows_ > 0; --lines) {
+      __builtin_prefetch(row_ + offset_, 0, 2);
+      offset_ += kLineBytes;
+      if (offset_ < row_bytes_) continue;
+      offset_ = 0;
+      row_ += stride_;
+      --rows_;
+    }
+  }
+
+ private:
+  static constexpr int64_t kLineBytes = 64;
+  const char* row_ = nullptr;
+  int64_t stride_ = 0;
+  int64_t row_bytes_ = 0;
+  int64_t rows_ = 0;
+  int64_t offset_ = 0;
+};
+
+// Working memory of one thread for panels (linear_panel-inl.h).
+struct PanelMemory {
+  float* panel = nullptr;     // PanelFloats(d_in)
+  float* partials = nullptr;  // PartialFloats(d_in, tokens)
+};
+
+// What a thread does at a time: row blocks [begin, end) of one weight.
+struct OutputRange {
+  std::span<const PlannedRow> rows;   // of the pass
+  std::span<const PlannedRow> apart;  // those whose signs are added now, sorted by variant
+  bool dense_half = true;             // false: it is done, another group of tokens follows
+  bool with_bias = true;              // after the last group
+  int64_t d_out = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  PanelMemory memory;
 };
 
 }  // namespace stockpot

@@ -3,25 +3,42 @@
 #include "kernels/bitdelta/packed_signs.h"
 
 namespace stockpot {
+namespace {
+
+double Dot(const WeightMatrix& weight, int64_t o, const float* x) {
+  double sum = 0;
+  for (int64_t i = 0; i < weight.cols; ++i) sum += static_cast<double>(weight.at(o, i)) * x[i];
+  return sum;
+}
+
+double DeltaOf(const PackedSigns::Layout& signs, int64_t o, const float* x) {
+  double sum = 0;
+  for (int64_t p = 0; p < signs.planes; ++p) {
+    double plane = 0;
+    for (int64_t i = 0; i < signs.d_in; ++i) plane += signs.SignAt(p, o, i) * x[i];
+    sum += signs.scales(p)[o] * plane;
+  }
+  return sum;
+}
+
+}  // namespace
 
 Status BitDeltaLinearReference(const LinearArgs& args) {
   STOCKPOT_RETURN_IF_ERROR(CheckLinearArgs(args));
-  for (int64_t t = 0; t < args.x.rows; ++t) {
-    const LayerDelta* variant = VariantOfRow(args, t);
-    const float* bias = BiasOfRow(args, t);
-    const float* x = args.x.row(t);
-    const bool has_dense = variant != nullptr && variant->dense != nullptr;
-    const WeightMatrix& weight = has_dense ? *variant->dense : args.base;
-    for (int64_t o = 0; o < args.base.rows; ++o) {
-      double y = bias != nullptr ? bias[o] : 0.0;
-      for (int64_t i = 0; i < args.base.cols; ++i) y += static_cast<double>(weight.at(o, i)) * x[i];
-      if (variant != nullptr && variant->signs != nullptr) {
-        const PackedSigns::Layout& signs = variant->signs->layout();
-        double delta = 0;
-        for (int64_t i = 0; i < args.base.cols; ++i) delta += signs.SignAt(o, i) * x[i];
-        y += signs.alpha.data()[o] * delta;
+  for (const LinearOutput& output : args.outputs) {
+    for (int64_t t = 0; t < args.x.rows; ++t) {
+      const LayerDelta* variant = VariantOfRow(args, output, t);
+      const float* bias = BiasOfRow(args, output, t);
+      const float* x = args.x.row(t);
+      const bool has_dense = variant != nullptr && variant->dense != nullptr;
+      for (int64_t o = 0; o < output.base.rows; ++o) {
+        double y = Dot(has_dense ? *variant->dense : output.base, o, x);
+        if (variant != nullptr && variant->signs != nullptr) {
+          y += DeltaOf(variant->signs->layout(), o, x);
+        }
+        if (bias != nullptr) y += bias[o];
+        output.y.row(t)[o] = static_cast<float>(y);
       }
-      args.y.row(t)[o] = static_cast<float>(y);
     }
   }
   return OkStatus();

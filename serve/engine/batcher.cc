@@ -165,7 +165,9 @@ void Batcher::BuildSegments() {
     segments_.push_back({.kv = &sequence->kv,
                          .tokens = std::span(sequence->tokens).subspan(start, sequence->chunk),
                          .variant = sequence->variant(),
-                         .logits_from = from - start});
+                         .logits_from = from - start,
+                         .prompt_rows = std::clamp<int64_t>(sequence->prompt_length() - start, 0,
+                                                            sequence->chunk)});
     segment_starts_.push_back(start);
   }
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -21,6 +22,8 @@ namespace {
 constexpr int64_t kHeadRows = 64;
 // Elements of a row-wise operation that are worth a second thread.
 constexpr int64_t kRowGrainElements = 16 * 1024;
+// Projections of one input that are computed in one call: query, key and value.
+constexpr size_t kMaxShared = 3;
 
 // Rows [begin, end) of the batch that share what does not go through a table: RoPE and epsilon.
 struct RowRun {
@@ -84,12 +87,14 @@ struct Transformer::State {
   std::vector<const VariantModel*> variants;  // distinct ones
   std::vector<const DecoderView*> views;      // [variants]
   std::vector<int32_t> variant_of_row;        // [rows]; -1: base
+  std::vector<DeltaSum> sum_of_row;           // [rows]
   std::vector<const DecoderView*> view_of_row;
   std::vector<int64_t> positions;  // [rows]
   std::vector<RowRun> runs;
   std::vector<WantedRow> wanted;
   std::vector<AttentionArgs> attention;
-  std::vector<LayerDelta> table;    // [variants], of the current projection
+  // [projections of one input][variants]: the deltas of the running call.
+  std::array<std::vector<LayerDelta>, kMaxShared> tables;
   std::vector<const float*> norms;  // [rows], of the current norm
 
   // --- activations ---
@@ -116,9 +121,10 @@ struct Transformer::State {
   template <typename Body>
   void ForRows(int64_t cols, const Body& body);
   void AddUpdateAndNorm(const float* DecoderLayerView::*norm, size_t layer);
-  void Linear(const WeightMatrix& weight, const float* bias, ConstFloatMatrix x,
-              std::span<const int32_t> variant_rows, FloatMatrix y);
-  void Project(size_t layer, Projection projection, const FloatMatrix& x, const FloatMatrix& y);
+  void Linear(ConstFloatMatrix x, std::span<LinearOutput> outputs,
+              std::span<const int32_t> variant_rows, std::span<const DeltaSum> sum_rows);
+  void Project(size_t layer, const FloatMatrix& x,
+               std::initializer_list<std::pair<Projection, FloatMatrix>> projections);
 };
 
 // Calls body(begin, end) over ranges of rows, on several threads where there is enough work.
@@ -166,6 +172,7 @@ Status Transformer::State::Plan(std::span<const BatchSegment> batch) {
   variants.clear();
   views.clear();
   variant_of_row.clear();
+  sum_of_row.clear();
   view_of_row.clear();
   positions.clear();
   runs.clear();
@@ -180,6 +187,9 @@ Status Transformer::State::Plan(std::span<const BatchSegment> batch) {
     for (int64_t i = 0; i < count; ++i) positions.push_back(segment.kv->length() + i);
     variant_of_row.insert(variant_of_row.end(), segment.tokens.size(), variant);
     view_of_row.insert(view_of_row.end(), segment.tokens.size(), view);
+    for (int64_t i = 0; i < count; ++i) {
+      sum_of_row.push_back(i < segment.prompt_rows ? DeltaSum::kFolded : DeltaSum::kApart);
+    }
     for (int64_t i = segment.logits_from; i < count; ++i) {
       wanted.push_back({static_cast<int64_t>(s), i, first + i});
     }
@@ -254,31 +264,44 @@ void Transformer::State::AddUpdateAndNorm(const float* DecoderLayerView::*norm, 
   ForRows(hidden.cols, body);
 }
 
-// REQUIRES: `table` holds the deltas of this weight.
-void Transformer::State::Linear(const WeightMatrix& weight, const float* bias, ConstFloatMatrix x,
-                                std::span<const int32_t> variant_rows, FloatMatrix y) {
-  const bool base_only = std::none_of(table.begin(), table.end(), [](const LayerDelta& delta) {
-    return delta.signs != nullptr || delta.dense != nullptr || delta.bias != nullptr;
-  });
+// Computes x through every weight of `outputs`; `tables` holds their deltas.
+void Transformer::State::Linear(ConstFloatMatrix x, std::span<LinearOutput> outputs,
+                                std::span<const int32_t> variant_rows,
+                                std::span<const DeltaSum> sum_rows) {
+  bool base_only = true;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    outputs[i].variants = tables[i];
+    for (const LayerDelta& delta : tables[i]) {
+      base_only &= delta.signs == nullptr && delta.dense == nullptr && delta.bias == nullptr;
+    }
+  }
   const LinearArgs args{
       .x = x,
-      .base = weight,
-      .bias = bias,
-      .variants = table,
+      .outputs = outputs,
       .variant_of_row = base_only ? std::span<const int32_t>() : variant_rows,
-      .y = y,
+      .sum_of_row = sum_rows,
   };
   const Status status = BitDeltaLinearCpu(args, scratch, threads);
   STOCKPOT_CHECK(status.ok(), status.ToString());  // shapes were checked when the model was loaded
 }
 
-void Transformer::State::Project(size_t layer, Projection projection, const FloatMatrix& x,
-                                 const FloatMatrix& y) {
-  const size_t p = static_cast<size_t>(projection);
-  table.clear();
-  for (const DecoderView* view : views) table.push_back(view->layers[layer].delta[p]);
-  Linear(weights.layers[layer].weight[p], weights.layers[layer].bias[p], Const(x), variant_of_row,
-         y);
+// The projections of one input in one call.
+void Transformer::State::Project(
+    size_t layer, const FloatMatrix& x,
+    std::initializer_list<std::pair<Projection, FloatMatrix>> projections) {
+  std::array<LinearOutput, kMaxShared> outputs;
+  size_t count = 0;
+  for (const auto& [projection, y] : projections) {
+    const size_t p = static_cast<size_t>(projection);
+    outputs[count] = {.base = weights.layers[layer].weight[p],
+                      .bias = weights.layers[layer].bias[p],
+                      .variants = {},
+                      .y = y};
+    tables[count].clear();
+    for (const DecoderView* view : views) tables[count].push_back(view->layers[layer].delta[p]);
+    ++count;
+  }
+  Linear(Const(x), std::span(outputs).first(count), variant_of_row, sum_of_row);
 }
 
 // Rotates queries and keys, stores keys and values, and attends.
@@ -331,33 +354,34 @@ void Transformer::State::Layer(size_t layer) {
   const int64_t q_size = config.heads * config.head_dim;
   const int64_t kv_size = config.kv_heads * config.head_dim;
   AddUpdateAndNorm(&DecoderLayerView::input_norm, layer);
-  Project(layer, Projection::kQuery, normed, Columns(qkv, 0, q_size));
-  Project(layer, Projection::kKey, normed, Columns(qkv, q_size, kv_size));
-  Project(layer, Projection::kValue, normed, Columns(qkv, q_size + kv_size, kv_size));
+  Project(layer, normed,
+          {{Projection::kQuery, Columns(qkv, 0, q_size)},
+           {Projection::kKey, Columns(qkv, q_size, kv_size)},
+           {Projection::kValue, Columns(qkv, q_size + kv_size, kv_size)}});
   Attend(layer);
-  Project(layer, Projection::kOutput, mixed, update);
+  Project(layer, mixed, {{Projection::kOutput, update}});
 
   AddUpdateAndNorm(&DecoderLayerView::post_norm, layer);
-  Project(layer, Projection::kGate, normed, gate);
-  Project(layer, Projection::kUp, normed, up);
+  Project(layer, normed, {{Projection::kGate, gate}, {Projection::kUp, up}});
   const auto activate = [this](int64_t begin, int64_t end) {
     SiluMul(Const(Rows(gate, begin, end)), Const(Rows(up, begin, end)), Rows(gate, begin, end));
   };
   ForRows(gate.cols, activate);
-  Project(layer, Projection::kDown, gate, update);
+  Project(layer, gate, {{Projection::kDown, update}});
 }
 
 // Final norm and vocabulary projection of the wanted rows, block by block.
 void Transformer::State::Deliver(const LogitsSink& sink) {
   const size_t block = static_cast<size_t>(kHeadRows);
-  table.clear();
-  for (const DecoderView* view : views) table.push_back(view->head);
+  tables[0].clear();
+  for (const DecoderView* view : views) tables[0].push_back(view->head);
   for (size_t begin = 0; begin < wanted.size(); begin += block) {
     const std::span<const WantedRow> some =
         std::span(wanted).subspan(begin, std::min(block, wanted.size() - begin));
     const int64_t count = static_cast<int64_t>(some.size());
     // `normed` is free again, and holds at least as many rows as want logits.
     std::array<int32_t, kHeadRows> variant_rows;
+    std::array<DeltaSum, kHeadRows> sum_rows;
     for (int64_t i = 0; i < count; ++i) {
       const size_t row = static_cast<size_t>(some[static_cast<size_t>(i)].row);
       float* const x = hidden.row(static_cast<int64_t>(row));
@@ -365,6 +389,7 @@ void Transformer::State::Deliver(const LogitsSink& sink) {
       for (int64_t c = 0; c < hidden.cols; ++c) x[c] += add[c];
       const DecoderView& view = *view_of_row[row];
       variant_rows[static_cast<size_t>(i)] = variant_of_row[row];
+      sum_rows[static_cast<size_t>(i)] = sum_of_row[row];
       RmsNorm(Const(Rows(hidden, static_cast<int64_t>(row), static_cast<int64_t>(row) + 1)),
               std::span(&view.final_norm, 1), view.rms_epsilon, Rows(normed, i, i + 1));
     }
@@ -372,8 +397,9 @@ void Transformer::State::Deliver(const LogitsSink& sink) {
                              .rows = count,
                              .cols = config.vocab_size,
                              .stride = config.vocab_size};
-    Linear(weights.head, nullptr, Const(Rows(normed, 0, count)),
-           std::span(variant_rows).first(some.size()), logits);
+    LinearOutput output{.base = weights.head, .variants = {}, .y = logits};
+    Linear(Const(Rows(normed, 0, count)), {&output, 1}, std::span(variant_rows).first(some.size()),
+           std::span(sum_rows).first(some.size()));
     for (int64_t i = 0; i < count; ++i) {
       const WantedRow& row = some[static_cast<size_t>(i)];
       sink(row.segment, row.row_in_segment,

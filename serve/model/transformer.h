@@ -23,6 +23,9 @@ struct BatchSegment {
   std::span<const int32_t> tokens;        // ids in [0, vocab)
   const VariantModel* variant = nullptr;  // null: the base; else of the transformer's base
   int64_t logits_from = 0;                // rows >= this want logits; tokens.size(): none
+  int64_t prompt_rows = 0;                // the first rows that belong to a prompt: their 1-bit
+                                          // deltas are summed as prefill does (DeltaSum::kFolded),
+                                          // those of later rows as decoding does
 };
 
 // Called for each wanted row, in order of segments and rows, from the calling thread; `logits`

@@ -157,11 +157,15 @@ std::function<void()> OurLinear(const Weights& weights, const at::Tensor& x, con
       for (int64_t v = 0; v < kMostVariants; ++v) {
         variants[v].signs = &weights.signs[copy * kMostVariants + v];
       }
+      const LinearOutput output{.base = View(weights.bf16[copy]),
+                                .variants = variants,
+                                .y = {y.data_ptr<float>(), rows, kDOut, kDOut}};
+      const std::vector<DeltaSum> sum_of_row(
+          rows, rows == kPrefillRows ? DeltaSum::kFolded : DeltaSum::kApart);
       const Status status = BitDeltaLinearCpu({.x = {x.data_ptr<float>(), rows, kDIn, kDIn},
-                                               .base = View(weights.bf16[copy]),
-                                               .variants = variants,
+                                               .outputs = {&output, 1},
                                                .variant_of_row = variant_of_row,
-                                               .y = {y.data_ptr<float>(), rows, kDOut, kDOut}},
+                                               .sum_of_row = sum_of_row},
                                               scratch, threads);
       TORCH_CHECK(status.ok(), status.ToString());
     }

@@ -51,11 +51,13 @@ TEST(Allocation, DecodeAllocatesNothingInTheSteadyState) {
   const std::vector<LayerDelta> variants = {{.signs = &packed}, {.dense = &dense}};
   std::vector<int32_t> variant_of_row;
   for (int64_t t = 0; t < kRows; ++t) variant_of_row.push_back(static_cast<int32_t>(t % 3) - 1);
+  std::vector<DeltaSum> sum_of_row(static_cast<size_t>(kRows), DeltaSum::kApart);
+  sum_of_row[1] = DeltaSum::kFolded;
+  LinearOutput output{.base = base.view(), .variants = variants, .y = y.view()};
   const LinearArgs args{.x = x.view(),
-                        .base = base.view(),
-                        .variants = variants,
+                        .outputs = {&output, 1},
                         .variant_of_row = variant_of_row,
-                        .y = y.view()};
+                        .sum_of_row = sum_of_row};
   ThreadPool threads(2);
   LinearScratch scratch;
   ASSERT_TRUE(BitDeltaLinearCpu(args, scratch, threads).ok());
@@ -65,8 +67,9 @@ TEST(Allocation, DecodeAllocatesNothingInTheSteadyState) {
   EXPECT_EQ(allocations.load() - before, 0);
   EXPECT_TRUE(ok);
   LinearArgs smaller = args;  // fits into what is there
-  smaller.x.rows = smaller.y.rows = 3;
+  smaller.x.rows = output.y.rows = 3;
   smaller.variant_of_row = std::span(variant_of_row).first(3);
+  smaller.sum_of_row = std::span(sum_of_row).first(3);
   const int64_t again = allocations.load();
   ok = BitDeltaLinearCpu(smaller, scratch, threads).ok();
   EXPECT_EQ(allocations.load() - again, 0);

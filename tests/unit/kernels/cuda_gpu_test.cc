@@ -97,12 +97,11 @@ TEST_F(CudaGpu, LinearMatchesDoublePrecision) {
   const PackedSigns packed = PackedSigns::Pack(d_out, d_in, signs, alpha).value();
   const LayerDelta reference{.signs = &packed};
   OwnedFloats want(rows, d_out);
-  ASSERT_TRUE(BitDeltaLinearReference({.x = x.view(),
-                                       .base = base.view(),
-                                       .variants = {&reference, 1},
-                                       .variant_of_row = variant_of_row,
-                                       .y = want.view()})
-                  .ok());
+  const LinearOutput output{.base = base.view(), .variants = {&reference, 1}, .y = want.view()};
+  ASSERT_TRUE(
+      BitDeltaLinearReference(
+          {.x = x.view(), .outputs = {&output, 1}, .variant_of_row = variant_of_row})
+          .ok());
   for (int64_t i = 0; i < rows * d_out; ++i) EXPECT_NEAR(got[i], want.view().data[i], 1e-5);
 }
 

@@ -23,17 +23,17 @@
 namespace stockpot {
 namespace {
 
-// A 1-bit delta in canonical form and packed.
+// 1-bit planes in canonical form and packed. `scales`: d_out or 1 a plane.
 struct OwnedDelta {
-  OwnedDelta(int64_t d_out, int64_t d_in, int64_t scales, Random& random)
-      : signs(SignBytes(d_out, d_in)), alpha(scales) {
-    for (int64_t r = 0; r < d_out; ++r) {
+  OwnedDelta(int64_t d_out, int64_t d_in, int64_t scales, int64_t planes, Random& random)
+      : signs(planes * SignBytes(d_out, d_in)), alpha(planes * scales) {
+    for (int64_t row = 0; row < planes * d_out; ++row) {
       for (int64_t c = 0; c < d_in; ++c) {
-        if (random() & 1) signs[r * SignRowBytes(d_in) + c / 8] |= 1u << (c % 8);
+        if (random() & 1) signs[row * SignRowBytes(d_in) + c / 8] |= 1u << (c % 8);
       }
     }
     for (float& a : alpha) a = 0.01f * std::fabs(Gaussian(random));
-    packed.emplace(PackedSigns::Pack(d_out, d_in, signs, alpha).value());
+    packed.emplace(PackedSigns::Pack(d_out, d_in, signs, alpha, planes).value());
   }
 
   std::vector<uint8_t> signs;
@@ -41,79 +41,119 @@ struct OwnedDelta {
   std::optional<PackedSigns> packed;
 };
 
-// Everything a call needs; variants 0, 1: 1-bit; 2: dense; 3: 1-bit with one scale and a bias.
-struct Problem {
-  Problem(int64_t rows, int64_t d_out, int64_t d_in, DType dtype, uint64_t seed)
-      : random(seed),
-        x(OwnedFloats::Gaussian(rows, d_in, random, 3)),
-        y(rows, d_out, 5, std::nanf("")),
+// One weight and its variants. 0: one plane; 1: three planes; 2: dense; 3: one scale for the matrix
+// and a bias; 4: two planes with a scale each for the matrix.
+struct Layer {
+  static constexpr int kVariants = 5;
+
+  Layer(int64_t rows, int64_t d_out, int64_t d_in, DType dtype, Random& random)
+      : y(rows, d_out, 5, std::nanf("")),
         base(OwnedWeight::Gaussian(dtype, d_out, d_in, 0.02f, random, 7)),
         dense(OwnedWeight::Gaussian(DType::kF32, d_out, d_in, 0.02f, random, 1)),
         dense_view(dense.view()),
         bias(d_out),
         variant_bias(d_out) {
-    for (int i = 0; i < 3; ++i) deltas.emplace_back(d_out, d_in, i == 2 ? 1 : d_out, random);
+    deltas.emplace_back(d_out, d_in, d_out, 1, random);
+    deltas.emplace_back(d_out, d_in, d_out, 3, random);
+    deltas.emplace_back(d_out, d_in, 1, 1, random);
+    deltas.emplace_back(d_out, d_in, 1, 2, random);
     for (float& b : bias) b = 0.1f * Gaussian(random);
     for (float& b : variant_bias) b = 0.1f * Gaussian(random);
     variants.push_back({.signs = &*deltas[0].packed});
     variants.push_back({.signs = &*deltas[1].packed});
     variants.push_back({.dense = &dense_view});
     variants.push_back({.signs = &*deltas[2].packed, .bias = variant_bias.data()});
-    for (int64_t t = 0; t < rows; ++t) {
-      variant_of_row.push_back(static_cast<int32_t>(random() % 5) - 1);
-    }
+    variants.push_back({.signs = &*deltas[3].packed});
   }
 
-  LinearArgs args() {
-    return {.x = x.cview(),
-            .base = base.view(),
-            .bias = bias.data(),
-            .variants = variants,
-            .variant_of_row = variant_of_row,
-            .y = y.view()};
+  LinearOutput output() {
+    return {.base = base.view(), .bias = bias.data(), .variants = variants, .y = y.view()};
   }
 
-  Random random;
-  OwnedFloats x, y;
+  OwnedFloats y;
   OwnedWeight base, dense;
   WeightMatrix dense_view;
   std::vector<OwnedDelta> deltas;
   std::vector<float> bias, variant_bias;
   std::vector<LayerDelta> variants;
-  std::vector<int32_t> variant_of_row;
 };
 
-// The scale of an error of y[t, o]: |x[t]| * (|w[o]| + |alpha[o]| * sqrt(d_in)) + |bias[o]|,
+// Everything a call over several weights [outs[i], d_in] needs. Variants and sums are drawn per
+// row.
+struct Problem {
+  Problem(int64_t rows, const std::vector<int64_t>& outs, int64_t d_in, DType dtype, uint64_t seed)
+      : random(seed), x(OwnedFloats::Gaussian(rows, d_in, random, 3)) {
+    for (const int64_t d_out : outs) {
+      layers.push_back(std::make_unique<Layer>(rows, d_out, d_in, dtype, random));
+      // One variant is dense in this weight and 1-bit in the next.
+      std::vector<LayerDelta>& table = layers.back()->variants;
+      std::rotate(table.begin(), table.begin() + outputs.size() % 2, table.end());
+      outputs.push_back(layers.back()->output());
+    }
+    for (int64_t t = 0; t < rows; ++t) {
+      variant_of_row.push_back(static_cast<int32_t>(random() % (Layer::kVariants + 1)) - 1);
+      sum_of_row.push_back(random() % 2 == 0 ? DeltaSum::kApart : DeltaSum::kFolded);
+    }
+  }
+
+  LinearArgs args() const {
+    return {.x = x.cview(),
+            .outputs = outputs,
+            .variant_of_row = variant_of_row,
+            .sum_of_row = sum_of_row};
+  }
+
+  Random random;
+  OwnedFloats x;
+  std::vector<std::unique_ptr<Layer>> layers;
+  std::vector<LinearOutput> outputs;
+  std::vector<int32_t> variant_of_row;
+  std::vector<DeltaSum> sum_of_row;
+};
+
+// The scale of an error of y[t, o]: |x[t]| * (|w[o]| + sum_p alpha_p[o] * sqrt(d_in)) + |bias[o]|,
 // Euclidean norms. A float32 sum of n terms in a tree of lanes errs by about sqrt(n) * epsilon of
-// it at most.
-double ErrorScale(const Problem& p, const LinearArgs& args, int64_t t, int64_t o) {
-  double x_square = 0, w_square = 0;
-  const int32_t variant = args.variant_of_row.empty() ? -1 : args.variant_of_row[t];
-  const WeightMatrix w = variant == 2 ? p.dense_view : args.base;
-  for (int64_t i = 0; i < args.base.cols; ++i) {
+// it at most; a folded weight's rounding is within the first factor.
+double ErrorScale(const LinearArgs& args, const LinearOutput& output, int64_t t, int64_t o) {
+  double x_square = 0, w_square = 0, alpha = 0;
+  const LayerDelta* variant = VariantOfRow(args, output, t);
+  const bool dense = variant != nullptr && variant->dense != nullptr;
+  const WeightMatrix& w = dense ? *variant->dense : output.base;
+  for (int64_t i = 0; i < w.cols; ++i) {
     x_square += std::pow(args.x.row(t)[i], 2);
     w_square += std::pow(w.at(o, i), 2);
   }
-  const double alpha = variant == 0   ? p.deltas[0].alpha[o]
-                       : variant == 1 ? p.deltas[1].alpha[o]
-                       : variant == 3 ? p.deltas[2].alpha[0]
-                                      : 0;
-  return std::sqrt(x_square) * (std::sqrt(w_square) + alpha * std::sqrt(args.base.cols)) + 0.5;
+  if (variant != nullptr && variant->signs != nullptr) {
+    const PackedSigns::Layout& signs = variant->signs->layout();
+    for (int64_t p = 0; p < signs.planes; ++p) alpha += signs.scales(p)[o];
+  }
+  const float* bias = BiasOfRow(args, output, t);
+  return std::sqrt(x_square) * (std::sqrt(w_square) + alpha * std::sqrt(w.cols)) +
+         (bias == nullptr ? 0.0 : std::fabs(bias[o]));
 }
 
-void ExpectNearReference(Problem& p, const std::string& what) {
+void ExpectNearReference(const Problem& p, const std::string& what) {
   const LinearArgs args = p.args();
-  OwnedFloats expected(args.x.rows, args.base.rows);
+  std::vector<OwnedFloats> expected;
+  std::vector<LinearOutput> outputs = p.outputs;
+  expected.reserve(outputs.size());
+  for (LinearOutput& output : outputs) {
+    expected.emplace_back(args.x.rows, output.base.rows);
+    output.y = expected.back().view();
+  }
   LinearArgs reference = args;
-  reference.y = expected.view();
+  reference.outputs = outputs;
   ASSERT_TRUE(BitDeltaLinearReference(reference).ok());
   const double epsilon = std::ldexp(1.0, -23);
-  for (int64_t t = 0; t < args.x.rows; ++t) {
-    for (int64_t o = 0; o < args.base.rows; ++o) {
-      const double want = expected.view().row(t)[o];
-      const double tolerance =
-          std::min(1e-5, 4 * epsilon * std::sqrt(args.base.cols + 4.0)) * ErrorScale(p, args, t, o);
-      ASSERT_NEAR(args.y.row(t)[o], want, tolerance) << what << " row " << t << " output " << o;
+  const double factor = std::min(1e-5, 4 * epsilon * std::sqrt(args.x.cols + 4.0));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (int64_t t = 0; t < args.x.rows; ++t) {
+      for (int64_t o = 0; o < outputs[i].base.rows; ++o) {
+        ASSERT_NEAR(p.outputs[i].y.row(t)[o], outputs[i].y.row(t)[o],
+                    factor * ErrorScale(args, p.outputs[i], t, o) + 1e-30)
+            << what << " weight " << i << " row " << t << " output " << o << " variant "
+            << args.variant_of_row[t];
+      }
     }
   }
 }
@@ -129,8 +169,7 @@ void PrintTo(const Backend& backend, std::ostream* out) { *out << backend.name; 
 std::vector<Backend> Backends() {
   std::vector<Backend> backends;
   for (const SimdTarget& target : SimdTargets()) {
-    backends.push_back({target.name,
-                        [target](const LinearArgs& args) {
+    backends.push_back({target.name, [target](const LinearArgs& args) {
                           const ScopedSimdTarget scoped(target);
                           ThreadPool threads(2);
                           LinearScratch scratch;
@@ -143,16 +182,19 @@ std::vector<Backend> Backends() {
 class LinearTable : public testing::TestWithParam<Backend> {};
 
 TEST_P(LinearTable, MatchesDoublePrecision) {
-  // Around the tiles: 4 and 8 output rows, 16 and 64 of the 1-bit half, panels of 64; steps of 8,
-  // 16, 32 columns, column blocks of 1024; tiles of 3 and 6 tokens, and batches that count as long.
+  // Around the tiles: 4 and 8 output rows, 16 of a panel and of the 1-bit half, 64; steps of 8, 16,
+  // 32 columns, column blocks of 512 and 1024, slabs of 4096; tiles of 3 and 6 tokens, batches that
+  // count as long, passes of 512 rows. Every other problem has several weights.
   const struct {
     std::vector<int64_t> rows, outs, ins;
   } tables[] = {
       {{0, 1, 2, 3, 5, 7}, {0, 1, 3, 4, 7, 8, 15, 16, 17, 31}, {0, 1, 4, 7, 31, 32, 33, 61}},
       {{1, 4, 6, 9}, {64, 65, 131}, {64, 97, 131}},
       {{13, 31}, {67, 130}, {95}},
-      {{1, 7}, {33}, {1023, 1024, 1057, 2100}},
+      {{1, 7, 19}, {33}, {511, 512, 513, 1023, 1024, 1057, 2100}},
       {{9}, {9}, {127, 128, 129, 257}},
+      {{7, 23}, {5, 19}, {4095, 4096, 4097}},
+      {{511, 513}, {18}, {37}},
   };
   const DType dtypes[] = {DType::kBF16, DType::kF16, DType::kF32};
   uint64_t seed = 1;
@@ -161,7 +203,9 @@ TEST_P(LinearTable, MatchesDoublePrecision) {
       for (const int64_t d_in : table.ins) {
         const int64_t rows = table.rows[seed % table.rows.size()];
         for (const DType dtype : dtypes) {
-          Problem p(rows, d_out, d_in, dtype, seed++);
+          std::vector<int64_t> outs = {d_out};
+          if (seed % 2 == 0) outs.insert(outs.end(), {1, 20});
+          const Problem p(rows, outs, d_in, dtype, seed++);
           ASSERT_TRUE(GetParam().run(p.args()).ok());
           ExpectNearReference(p, std::string(DTypeName(dtype)) + " " + std::to_string(rows) +
                                      " rows, " + std::to_string(d_out) + " x " +
@@ -171,6 +215,16 @@ TEST_P(LinearTable, MatchesDoublePrecision) {
       }
     }
   }
+}
+
+TEST_P(LinearTable, TakesBasesOfSeveralTypesInOneCall) {
+  Problem p(21, {18}, 100, DType::kBF16, 8);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    p.layers.push_back(std::make_unique<Layer>(21, 33, 100, dtype, p.random));
+    p.outputs.push_back(p.layers.back()->output());
+  }
+  ASSERT_TRUE(GetParam().run(p.args()).ok());
+  ExpectNearReference(p, "mixed");
 }
 
 TEST_P(LinearTable, MatchesTorch) {
@@ -194,15 +248,20 @@ TEST_P(LinearTable, MatchesTorch) {
     const LayerDelta variant{.signs = &packed};
     const std::vector<int32_t> variant_of_row(rows, 0);
     std::vector<float> y(want.size());
-    ASSERT_TRUE(GetParam()
-                    .run({.x = {x.data(), rows, d_in, d_in},
-                          .base = weight.view(),
-                          .bias = bias.data(),
-                          .variants = {&variant, 1},
-                          .variant_of_row = variant_of_row,
-                          .y = {y.data(), rows, d_out, d_out}})
-                    .ok());
-    for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], want[i], 2e-6);
+    const LinearOutput output{.base = weight.view(),
+                              .bias = bias.data(),
+                              .variants = {&variant, 1},
+                              .y = {y.data(), rows, d_out, d_out}};
+    for (const DeltaSum sum : {DeltaSum::kApart, DeltaSum::kFolded}) {
+      const std::vector<DeltaSum> sum_of_row(rows, sum);
+      ASSERT_TRUE(GetParam()
+                      .run({.x = {x.data(), rows, d_in, d_in},
+                            .outputs = {&output, 1},
+                            .variant_of_row = variant_of_row,
+                            .sum_of_row = sum_of_row})
+                      .ok());
+      for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], want[i], 2e-6);
+    }
   }
   EXPECT_EQ(cases, 3);
 }
@@ -210,23 +269,27 @@ TEST_P(LinearTable, MatchesTorch) {
 INSTANTIATE_TEST_SUITE_P(All, LinearTable, testing::ValuesIn(Backends()),
                          [](const auto& backend) { return backend.param.name; });
 
-// Rows of `batch` of p, in this order, computed in one call.
-OwnedFloats RunBatch(const Problem& p, const LinearArgs& all, const std::vector<int64_t>& batch,
+// Rows of `batch` of p, in this order, through weight `i` of p alone.
+OwnedFloats RunBatch(const Problem& p, size_t i, const std::vector<int64_t>& batch,
                      ThreadPool& threads, LinearScratch& scratch) {
   const int64_t rows = static_cast<int64_t>(batch.size());
-  OwnedFloats x(rows, all.base.cols, 1);
-  OwnedFloats y(rows, all.base.rows, 2);
+  LinearOutput output = p.outputs[i];
+  OwnedFloats x(rows, output.base.cols, 1);
+  OwnedFloats y(rows, output.base.rows, 2);
   std::vector<int32_t> variant_of_row;
-  for (int64_t i = 0; i < rows; ++i) {
-    std::copy_n(all.x.row(batch[i]), all.base.cols, x.view().row(i));
-    variant_of_row.push_back(all.variant_of_row[batch[i]]);
+  std::vector<DeltaSum> sum_of_row;
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(p.x.cview().row(batch[r]), output.base.cols, x.view().row(r));
+    variant_of_row.push_back(p.variant_of_row[batch[r]]);
+    sum_of_row.push_back(p.sum_of_row[batch[r]]);
   }
-  LinearArgs args = all;
-  args.x = x.cview();
-  args.variants = p.variants;
-  args.variant_of_row = variant_of_row;
-  args.y = y.view();
-  EXPECT_TRUE(BitDeltaLinearCpu(args, scratch, threads).ok());
+  output.y = y.view();
+  EXPECT_TRUE(BitDeltaLinearCpu({.x = x.cview(),
+                                 .outputs = {&output, 1},
+                                 .variant_of_row = variant_of_row,
+                                 .sum_of_row = sum_of_row},
+                                scratch, threads)
+                  .ok());
   return y;
 }
 
@@ -244,18 +307,21 @@ TEST_P(LinearTargets, RowsDoNotDependOnTheirBatch) {
   const DType dtypes[] = {DType::kBF16, DType::kF16, DType::kF32};
   for (int round = 0; round < 24; ++round) {
     const int64_t d_out = 1 + static_cast<int64_t>(random() % 200);
-    const int64_t d_in = round % 6 == 0 ? 1500 : 1 + static_cast<int64_t>(random() % 200);
-    Problem p(40, d_out, d_in, dtypes[round % 3], random());
-    const LinearArgs all = p.args();
-    ASSERT_TRUE(BitDeltaLinearCpu(all, scratch, *pools[0]).ok());
+    const int64_t d_in = round == 7 ? 4500 : round % 6 == 0 ? 1500 : 1 + random() % 200;
+    const Problem p(40, {d_out, 1 + static_cast<int64_t>(random() % 50)}, d_in, dtypes[round % 3],
+                    random());
+    ASSERT_TRUE(BitDeltaLinearCpu(p.args(), scratch, *pools[0]).ok());
     for (int repeat = 0; repeat < 6; ++repeat) {
+      const size_t weight = random() % 2;
+      const LinearOutput& all = p.outputs[weight];
       std::vector<int64_t> batch(1 + random() % (repeat % 2 == 0 ? 8 : 40));
       for (int64_t& t : batch) t = static_cast<int64_t>(random() % 40);
-      OwnedFloats y = RunBatch(p, all, batch, *pools[random() % 3], scratch);
+      OwnedFloats y = RunBatch(p, weight, batch, *pools[random() % 3], scratch);
       for (size_t i = 0; i < batch.size(); ++i) {
         ASSERT_EQ(0, std::memcmp(y.view().row(static_cast<int64_t>(i)), all.y.row(batch[i]),
-                                 static_cast<size_t>(d_out) * sizeof(float)))
-            << d_out << " x " << d_in << ", row " << batch[i] << " in a batch of " << batch.size();
+                                 static_cast<size_t>(all.base.rows) * sizeof(float)))
+            << all.base.rows << " x " << d_in << ", row " << batch[i] << " in a batch of "
+            << batch.size();
       }
     }
   }
@@ -275,14 +341,38 @@ TEST_P(LinearTargets, AlphaMayOverflowNothing) {
   float y = 0;
   ThreadPool threads(1);
   LinearScratch scratch;
-  ASSERT_TRUE(BitDeltaLinearCpu({.x = {x.data(), 1, d_in, d_in},
-                                 .base = base.view(),
-                                 .variants = {&variant, 1},
-                                 .variant_of_row = rows,
-                                 .y = {&y, 1, 1, 1}},
-                                scratch, threads)
+  const LinearOutput output{.base = base.view(), .variants = {&variant, 1}, .y = {&y, 1, 1, 1}};
+  ASSERT_TRUE(BitDeltaLinearCpu(
+                  {.x = {x.data(), 1, d_in, d_in}, .outputs = {&output, 1}, .variant_of_row = rows},
+                  scratch, threads)
                   .ok());
   EXPECT_FLOAT_EQ(y, 40.96f);  // S x = 409600 is beyond fp16
+}
+
+TEST_P(LinearTargets, FoldingKeepsSmallDeltas) {
+  // In bf16, W + alpha would lose an alpha of 2^-12 |W| entirely; in float32 it must not.
+  const ScopedSimdTarget target(GetParam());
+  const int64_t d_in = 64;
+  OwnedWeight base(DType::kBF16, 1, d_in);
+  for (int64_t i = 0; i < d_in; ++i) base.Set(0, i, i % 2 == 0 ? 1.0f : -1.0f);
+  const std::vector<uint8_t> signs(static_cast<size_t>(SignBytes(1, d_in)), 0xFF);
+  const std::vector<float> alpha = {std::ldexp(1.0f, -12)};
+  const PackedSigns packed = PackedSigns::Pack(1, d_in, signs, alpha).value();
+  const LayerDelta variant{.signs = &packed};
+  const std::vector<float> x(static_cast<size_t>(d_in), 1.0f);
+  const std::vector<int32_t> rows = {0};
+  const std::vector<DeltaSum> sums = {DeltaSum::kFolded};
+  float y = 0;
+  const LinearOutput output{.base = base.view(), .variants = {&variant, 1}, .y = {&y, 1, 1, 1}};
+  ThreadPool threads(1);
+  LinearScratch scratch;
+  ASSERT_TRUE(BitDeltaLinearCpu({.x = {x.data(), 1, d_in, d_in},
+                                 .outputs = {&output, 1},
+                                 .variant_of_row = rows,
+                                 .sum_of_row = sums},
+                                scratch, threads)
+                  .ok());
+  EXPECT_FLOAT_EQ(y, std::ldexp(64.0f, -12));
 }
 
 INSTANTIATE_TEST_SUITE_P(Simd, LinearTargets, testing::ValuesIn(SimdTargets()),
@@ -292,15 +382,20 @@ TEST(PackedSigns, KeepsEverySign) {
   Random random(5);
   for (const int64_t d_out : {1, 15, 16, 17, 33}) {
     for (const int64_t d_in : {1, 3, 4, 5, 31, 32, 33, 70}) {
-      const OwnedDelta delta(d_out, d_in, d_out, random);
+      const int64_t planes = 1 + d_in % 3;
+      const OwnedDelta delta(d_out, d_in, d_out, planes, random);
       const PackedSigns::Layout& layout = delta.packed->layout();
-      for (int64_t r = 0; r < d_out; ++r) {
-        EXPECT_EQ(layout.alpha.data()[r], delta.alpha[r]);
-        for (int64_t c = 0; c < d_in; ++c) {
-          ASSERT_EQ(layout.SignAt(r, c), SignAt(delta.signs.data(), d_in, r, c)) << r << ' ' << c;
+      for (int64_t p = 0; p < planes; ++p) {
+        const uint8_t* plane = delta.signs.data() + p * SignBytes(d_out, d_in);
+        for (int64_t r = 0; r < d_out; ++r) {
+          EXPECT_EQ(layout.scales(p)[r], delta.alpha[p * d_out + r]);
+          for (int64_t c = 0; c < d_in; ++c) {
+            ASSERT_EQ(layout.SignAt(p, r, c), SignAt(plane, d_in, r, c)) << r << ' ' << c;
+          }
         }
       }
-      EXPECT_GE(delta.packed->bytes(), SignBytes(d_out, d_in));
+      EXPECT_EQ(delta.packed->planes(), planes);
+      EXPECT_GE(delta.packed->bytes(), planes * SignBytes(d_out, d_in));
     }
   }
 }
@@ -316,52 +411,65 @@ TEST(PackedSigns, NamesTheFieldThatDoesNotFit) {
   reject(PackedSigns::Pack(2, 30, signs, alpha), "signs");
   reject(PackedSigns::Pack(-1, 20, signs, alpha), "signs");
   reject(PackedSigns::Pack(2, 20, signs, std::vector<float>(3)), "alpha");
+  reject(PackedSigns::Pack(2, 20, signs, alpha, 2), "signs");
+  reject(PackedSigns::Pack(2, 20, signs, alpha, 0), "planes");
+  reject(PackedSigns::Pack(2, 20, signs, alpha, kMaxSignPlanes + 1), "planes");
 }
 
 TEST(Linear, NamesTheFieldThatDoesNotFitAndLeavesYAlone) {
-  Problem p(3, 4, 10, DType::kBF16, 1);
-  Problem narrow(3, 4, 9, DType::kBF16, 2);
+  Problem p(3, {4}, 10, DType::kBF16, 1);
+  const Problem narrow(3, {4}, 9, DType::kBF16, 2);
   ThreadPool threads(1);
   LinearScratch scratch;
-  const LinearArgs good = p.args();
+  LinearOutput output = p.outputs[0];
   const auto reject = [&](const LinearArgs& args, const std::string& field) {
     for (const Status& status :
          {BitDeltaLinearReference(args), BitDeltaLinearCpu(args, scratch, threads)}) {
       EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << field;
       EXPECT_EQ(status.message().rfind(field, 0), 0u) << status.ToString();
     }
-    EXPECT_TRUE(std::isnan(good.y.row(0)[0]));
+    EXPECT_TRUE(std::isnan(p.outputs[0].y.row(0)[0]));
   };
-  LinearArgs bad = good;
-  bad.x = narrow.args().x;
-  reject(bad, "x:");
-  bad = good;
-  bad.y.cols = 5;
-  reject(bad, "y:");
-  bad = good;
-  bad.y.rows = 2;
-  reject(bad, "y:");
-  bad = good;
-  bad.base.dtype = DType::kU8;
-  reject(bad, "base:");
-  bad = good;
-  bad.base.stride = 3;
-  reject(bad, "base:");
-  bad = good;
-  bad.variants = narrow.variants;
-  reject(bad, "variants[0]: signs");
-  bad = good;
-  LayerDelta both[4] = {p.variants[0], p.variants[1], p.variants[2], p.variants[3]};
-  both[1].dense = &p.dense_view;
-  bad.variants = both;
-  reject(bad, "variants[1]:");
+  const auto reject_output = [&](const LinearOutput& bad, const std::string& field) {
+    LinearArgs args = p.args();
+    args.outputs = {&bad, 1};
+    reject(args, field);
+    const LinearOutput second[2] = {p.outputs[0], bad};  // nothing is written for the first
+    args.outputs = second;
+    reject(args, "outputs[1]: " + field);
+  };
+  output.y.cols = 5;
+  reject_output(output, "y:");
+  output = p.outputs[0];
+  output.y.rows = 2;
+  reject_output(output, "y:");
+  output = p.outputs[0];
+  output.base.dtype = DType::kU8;
+  reject_output(output, "base:");
+  output = p.outputs[0];
+  output.base.stride = 3;
+  reject_output(output, "base:");
+  output = p.outputs[0];
+  output.variants = narrow.outputs[0].variants;
+  reject_output(output, "variants[0]: signs");
+  std::vector<LayerDelta> both = p.layers[0]->variants;
+  both[1].dense = &p.layers[0]->dense_view;
+  output.variants = both;
+  reject_output(output, "variants[1]:");
   both[1].dense = nullptr;
-  WeightMatrix wrong = p.dense_view;
+  WeightMatrix wrong = p.layers[0]->dense_view;
   wrong.rows = 3;
   both[2].dense = &wrong;
-  reject(bad, "variants[2]: dense:");
-  bad = good;
-  const int32_t outside[3] = {0, 4, 0};
+  reject_output(output, "variants[2]: dense:");
+
+  LinearArgs bad = p.args();
+  bad.x = narrow.args().x;
+  reject(bad, "x:");
+  bad = p.args();
+  bad.outputs = {};
+  reject(bad, "outputs:");
+  bad = p.args();
+  const int32_t outside[3] = {0, Layer::kVariants, 0};
   bad.variant_of_row = outside;
   reject(bad, "variant_of_row:");
   const int32_t below[3] = {0, -2, 0};
@@ -369,6 +477,9 @@ TEST(Linear, NamesTheFieldThatDoesNotFitAndLeavesYAlone) {
   reject(bad, "variant_of_row:");
   bad.variant_of_row = std::span(below).first(2);
   reject(bad, "variant_of_row:");
+  bad = p.args();
+  bad.sum_of_row = bad.sum_of_row.first(2);
+  reject(bad, "sum_of_row:");
 }
 
 }  // namespace

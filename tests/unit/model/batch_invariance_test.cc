@@ -52,8 +52,9 @@ constexpr int64_t kLongestPrompt = 70;  // several pages, several blocks of atte
 // A sequence and the logits that a run of it alone, in one chunk, gives.
 struct Sequence {
   const VariantModel* variant = nullptr;
-  std::vector<int32_t> prompt;
-  std::vector<float> logits;  // [prompt, vocab]
+  std::vector<int32_t> tokens;
+  int64_t prompt_tokens = 0;  // of them; the rest as if they had been generated
+  std::vector<float> logits;  // [tokens, vocab]
 };
 
 class BatchInvariance : public ::testing::Test {
@@ -72,9 +73,11 @@ class BatchInvariance : public ::testing::Test {
     KvPool pool(world_.base->config(), kKvBytes);
     for (int i = 0; i < kSequences; ++i) {
       Sequence sequence{.variant = variants_[static_cast<size_t>(i) % variants_.size()].get()};
-      sequence.prompt.resize(1 + random() % kLongestPrompt);
-      for (int32_t& token : sequence.prompt) token = static_cast<int32_t>(random() % 67);
-      sequence.logits = test::PromptLogits(transformer, pool, sequence.variant, sequence.prompt);
+      sequence.tokens.resize(1 + random() % kLongestPrompt);
+      for (int32_t& token : sequence.tokens) token = static_cast<int32_t>(random() % 67);
+      sequence.prompt_tokens = static_cast<int64_t>(random() % (sequence.tokens.size() + 1));
+      sequence.logits = test::PromptLogits(transformer, pool, sequence.variant, sequence.tokens,
+                                           sequence.prompt_tokens);
       sequences_.push_back(std::move(sequence));
     }
   }
@@ -92,7 +95,7 @@ class BatchInvariance : public ::testing::Test {
       std::vector<size_t> order;
       bool left = false;
       for (size_t i = 0; i < sequences_.size(); ++i) {
-        if (caches[i].length() == static_cast<int64_t>(sequences_[i].prompt.size())) continue;
+        if (caches[i].length() == static_cast<int64_t>(sequences_[i].tokens.size())) continue;
         left = true;
         if (takes_part(random)) order.push_back(i);
       }
@@ -101,11 +104,15 @@ class BatchInvariance : public ::testing::Test {
       std::vector<BatchSegment> batch;
       for (const size_t i : order) {
         const auto rest =
-            std::span(sequences_[i].prompt).subspan(static_cast<size_t>(caches[i].length()));
+            std::span(sequences_[i].tokens).subspan(static_cast<size_t>(caches[i].length()));
         const int64_t chunk = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(longest));
         const auto tokens = rest.first(std::min(rest.size(), static_cast<size_t>(chunk)));
         ASSERT_OK(caches[i].Reserve(static_cast<int64_t>(tokens.size())));
-        batch.push_back({.kv = &caches[i], .tokens = tokens, .variant = sequences_[i].variant});
+        const int64_t prompt_left = sequences_[i].prompt_tokens - caches[i].length();
+        batch.push_back({.kv = &caches[i],
+                         .tokens = tokens,
+                         .variant = sequences_[i].variant,
+                         .prompt_rows = std::max<int64_t>(0, prompt_left)});
       }
       ASSERT_OK(transformer.Forward(batch, [&](int64_t segment, int64_t, auto row) {
         std::vector<float>& all = logits[order[static_cast<size_t>(segment)]];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -9,9 +10,11 @@
 
 namespace stockpot::test {
 
-// Logits [prompt.size(), vocab] of every token of a prompt that is given in one chunk.
+// Logits [tokens.size(), vocab] of every token of a sequence that is given in one chunk. The first
+// `prompt_rows` are its prompt: all of them by default.
 std::vector<float> PromptLogits(Transformer& transformer, KvPool& pool, const VariantModel* variant,
-                                std::span<const int32_t> prompt);
+                                std::span<const int32_t> tokens,
+                                std::optional<int64_t> prompt_rows = std::nullopt);
 
 // The prompt in chunks of at most `chunk`, then `count` greedy tokens one by one.
 std::vector<int32_t> Greedy(Transformer& transformer, KvPool& pool, const VariantModel* variant,

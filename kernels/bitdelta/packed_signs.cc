@@ -1,0 +1,98 @@
+// PackedSigns: from canonical sign bytes to the layout of the CPU kernel (packed_signs.h).
+#include "kernels/bitdelta/packed_signs.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "kernels/bitdelta/signs.h"
+
+namespace stockpot {
+namespace {
+
+constexpr int64_t kMaxDimension = int64_t{1} << 31;
+
+Status CheckSigns(int64_t d_out, int64_t d_in, int64_t sign_bytes, int64_t scales, int64_t planes) {
+  if (d_out < 0 || d_in < 0 || d_out > kMaxDimension || d_in > kMaxDimension) {
+    return InvalidArgument("signs: shape [" + std::to_string(d_out) + ", " + std::to_string(d_in) +
+                           "]");
+  }
+  if (planes < 1 || planes > kMaxSignPlanes) {
+    return InvalidArgument("planes: " + std::to_string(planes) + ", need 1 to " +
+                           std::to_string(kMaxSignPlanes));
+  }
+  if (sign_bytes != planes * SignBytes(d_out, d_in)) {
+    return InvalidArgument("signs: " + std::to_string(sign_bytes) + " bytes, need " +
+                           std::to_string(planes * SignBytes(d_out, d_in)));
+  }
+  if (scales != planes * d_out && scales != planes) {
+    return InvalidArgument("alpha: " + std::to_string(scales) + " values, need " +
+                           std::to_string(planes * d_out) + " or " + std::to_string(planes));
+  }
+  return OkStatus();
+}
+
+// One row of a plane of canonical bytes, or null for a padding row, to every 16th word of a block.
+void PackRow(const uint8_t* bytes, int64_t row_bytes, int64_t column_words, uint32_t* words) {
+  for (int64_t word = 0; word < column_words; ++word) {
+    uint32_t bits = 0;
+    if (bytes != nullptr) {
+      const int64_t first = word * (kSignWordColumns / 8);
+      std::memcpy(&bits, bytes + first, std::min<int64_t>(sizeof bits, row_bytes - first));
+    }
+    words[word * kSignBlockRows] = FoldSignGroups(bits);
+  }
+}
+
+}  // namespace
+
+PackedSigns::PackedSigns(std::unique_ptr<Layout> layout) : layout_(std::move(layout)) {}
+PackedSigns::PackedSigns(PackedSigns&&) noexcept = default;
+PackedSigns& PackedSigns::operator=(PackedSigns&&) noexcept = default;
+PackedSigns::~PackedSigns() = default;
+
+int64_t PackedSigns::d_out() const { return layout_->d_out; }
+int64_t PackedSigns::d_in() const { return layout_->d_in; }
+int64_t PackedSigns::planes() const { return layout_->planes; }
+int64_t PackedSigns::bytes() const {
+  const int64_t rows = layout_->planes * layout_->row_blocks * kSignBlockRows;
+  return rows * (layout_->column_words + 1) * static_cast<int64_t>(sizeof(uint32_t));
+}
+
+float PackedSigns::Layout::SignAt(int64_t plane, int64_t row, int64_t col) const {
+  const int64_t word = col / kSignWordColumns * kSignBlockRows + row % kSignBlockRows;
+  const uint32_t folded = block(plane, row / kSignBlockRows)[word];
+  return (FoldSignGroups(folded) >> (col % kSignWordColumns)) & 1 ? 1.0f : -1.0f;
+}
+
+Result<PackedSigns> PackedSigns::Pack(int64_t d_out, int64_t d_in, std::span<const uint8_t> signs,
+                                      std::span<const float> alpha, int64_t planes) {
+  const int64_t scales = static_cast<int64_t>(alpha.size());
+  STOCKPOT_RETURN_IF_ERROR(
+      CheckSigns(d_out, d_in, static_cast<int64_t>(signs.size()), scales, planes));
+  auto layout = std::make_unique<Layout>();
+  layout->d_out = d_out;
+  layout->d_in = d_in;
+  layout->planes = planes;
+  layout->row_blocks = (d_out + kSignBlockRows - 1) / kSignBlockRows;
+  layout->column_words = (d_in + kSignWordColumns - 1) / kSignWordColumns;
+  const int64_t padded_rows = layout->row_blocks * kSignBlockRows;
+  uint32_t* words = layout->words.Reserve(planes * padded_rows * layout->column_words);
+  float* row_alpha = layout->alpha.Reserve(planes * padded_rows);
+  const int64_t row_bytes = SignRowBytes(d_in);
+  const bool by_row = scales == planes * d_out;
+  for (int64_t plane = 0; plane < planes; ++plane) {
+    for (int64_t row = 0; row < padded_rows; ++row) {
+      const bool exists = row < d_out;
+      const int64_t scale = by_row ? plane * d_out + row : plane;
+      row_alpha[plane * padded_rows + row] = exists ? alpha[scale] : 0.0f;
+      const int64_t block = plane * layout->row_blocks + row / kSignBlockRows;
+      PackRow(exists ? signs.data() + (plane * d_out + row) * row_bytes : nullptr, row_bytes,
+              layout->column_words,
+              words + block * layout->column_words * kSignBlockRows + row % kSignBlockRows);
+    }
+  }
+  return PackedSigns(std::move(layout));
+}
+
+}  // namespace stockpot
