@@ -34,6 +34,12 @@ struct SparseTile {
   int64_t width = 1;  // 1, 4, 8, 16
 };
 
+// Chunks [begin, end).
+struct SparseRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
 }  // namespace stockpot
 #endif
 
@@ -121,29 +127,27 @@ HWY_NOINLINE void TileRows(const SparseDelta::Layout& delta, const Column* colum
 }
 
 template <class Column>
-void ChunkTiles(const SparseDelta::Layout& delta, const Column* columns, int64_t chunk,
-                std::span<const SparseTile> tiles) {
-  const int64_t begin = delta.chunks[chunk];
-  const int64_t end = delta.chunks[chunk + 1];
-  for (const SparseTile& tile : tiles) {
-    if (tile.width == 1) {
-      TileRows<1>(delta, columns, begin, end, tile);
-    } else if (tile.width == 4) {
-      TileRows<4>(delta, columns, begin, end, tile);
-    } else if (tile.width == 8) {
-      TileRows<8>(delta, columns, begin, end, tile);
-    } else {
-      TileRows<16>(delta, columns, begin, end, tile);
-    }
+void TileChunks(const SparseDelta::Layout& delta, const Column* columns, SparseRange chunks,
+                const SparseTile& tile) {
+  const int64_t begin = delta.chunks[chunks.begin];
+  const int64_t end = delta.chunks[chunks.end];
+  if (tile.width == 1) {
+    TileRows<1>(delta, columns, begin, end, tile);
+  } else if (tile.width == 4) {
+    TileRows<4>(delta, columns, begin, end, tile);
+  } else if (tile.width == 8) {
+    TileRows<8>(delta, columns, begin, end, tile);
+  } else {
+    TileRows<16>(delta, columns, begin, end, tile);
   }
 }
 
-// One chunk of a delta for all rows of the batch that use it.
-void RunChunk(const SparseDelta::Layout& delta, int64_t chunk, std::span<const SparseTile> tiles) {
+// A range of chunks of a delta for one tile.
+void RunChunks(const SparseDelta::Layout& delta, SparseRange chunks, const SparseTile& tile) {
   if (delta.narrow()) {
-    ChunkTiles(delta, delta.narrow_columns.data(), chunk, tiles);
+    TileChunks(delta, delta.narrow_columns.data(), chunks, tile);
   } else {
-    ChunkTiles(delta, delta.wide_columns.data(), chunk, tiles);
+    TileChunks(delta, delta.wide_columns.data(), chunks, tile);
   }
 }
 
@@ -155,14 +159,21 @@ HWY_AFTER_NAMESPACE();
 namespace stockpot {
 namespace {
 
-HWY_EXPORT(RunChunk);
+HWY_EXPORT(RunChunks);
 
-// The rows of one delta: tiles [tile_begin, tile_end), tasks from first_task on, one a chunk.
+// The rows of one delta: tiles [tile_begin, tile_end). Task first_task + i is range i / tiles of
+// its chunks for tile i % tiles.
 struct SparseGroup {
   const SparseDelta::Layout* delta = nullptr;
   int64_t tile_begin = 0;
   int64_t tile_end = 0;
+  int64_t range_chunks = 1;
   int64_t first_task = 0;
+
+  int64_t tiles() const { return tile_end - tile_begin; }
+  int64_t tasks() const {
+    return (delta->chunk_count() + range_chunks - 1) / range_chunks * tiles();
+  }
 };
 
 }  // namespace
@@ -181,6 +192,9 @@ SparseScratch::~SparseScratch() = default;
 namespace {
 
 constexpr int64_t kMaxWidth = 16;
+constexpr int64_t kTasksPerThread = 8;
+// A tile's copy of x comes into the L2 cache once a task: enough elements must share that.
+constexpr int64_t kMaxRangeChunks = 16;
 
 int64_t WidthFor(int64_t rows) { return rows > 8 ? 16 : rows > 4 ? 8 : rows > 1 ? 4 : 1; }
 
@@ -204,14 +218,7 @@ class SparseCall {
     if (tasks_ == 0) return;
     TransposeTiles();
     threads_.ParallelFor(tasks_, 1, [this](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) {
-        const SparseGroup& group = GroupOfTask(task);
-        const std::span<const SparseTile> tiles(scratch_.tiles);
-        HWY_DYNAMIC_DISPATCH(RunChunk)
-        (*group.delta, task - group.first_task,
-         tiles.subspan(static_cast<size_t>(group.tile_begin),
-                       static_cast<size_t>(group.tile_end - group.tile_begin)));
-      }
+      for (int64_t task = begin; task < end; ++task) RunTask(task);
     });
   }
 
@@ -236,7 +243,10 @@ class SparseCall {
       i += tile.count;
     }
     group.tile_end = static_cast<int64_t>(scratch_.tiles.size());
-    tasks_ += group.delta->chunk_count();
+    const int64_t even =
+        group.delta->chunk_count() * group.tiles() / (kTasksPerThread * threads_.size());
+    group.range_chunks = std::clamp(even, int64_t{1}, kMaxRangeChunks);
+    tasks_ += group.tasks();
     scratch_.groups.push_back(group);
   }
 
@@ -266,6 +276,16 @@ class SparseCall {
         for (int64_t c = begin; c < end; ++c) to[c * tile.width + t] = x != nullptr ? x[c] : 0.0f;
       }
     }
+  }
+
+  void RunTask(int64_t task) const {
+    const SparseGroup& group = GroupOfTask(task);
+    const int64_t index = task - group.first_task;
+    const int64_t first = index / group.tiles() * group.range_chunks;
+    HWY_DYNAMIC_DISPATCH(RunChunks)
+    (*group.delta,
+     SparseRange{first, std::min(first + group.range_chunks, group.delta->chunk_count())},
+     scratch_.tiles[group.tile_begin + index % group.tiles()]);
   }
 
   const SparseGroup& GroupOfTask(int64_t task) const {

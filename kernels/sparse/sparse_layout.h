@@ -5,10 +5,10 @@
 // decode step reads no more than that. Values stay float32: differences of bf16 values need up to
 // 16 more bits, so a 16-bit value would not be exact.
 //
-// Stored rows form chunks of about kSparseChunkElements elements, the unit of work of a thread:
-// ranges of equal work, whatever the rows' lengths, that stay in the L2 cache while all tokens of a
-// batch pass. Within a chunk rows are sorted by length: the trip count of the inner loop, which the
-// branch predictor would miss once a row, then repeats.
+// Stored rows form chunks of about kSparseChunkElements elements, from which the tasks of a thread
+// are made: ranges of equal work, whatever the rows' lengths. Within a chunk rows are sorted by
+// length: the trip count of the inner loop, which the branch predictor would miss once a row, then
+// repeats.
 #pragma once
 
 #include <cstdint>
