@@ -1,10 +1,11 @@
 // The store's write path beside its yardstick, measured in one run: bytes in memory to durable in
 // the store, over one raw direct-I/O file with one fdatasync, alternating round by round, medians
-// divided. Every ratio is one JSON line on stdout
-//   {"name", "value", "goal", "limit", "better", "sizes", "machine"}
-// and the times behind it go to stderr.
+// divided.
 //
 //   store_bench [--quick] [--only SUBSTRING] [--threads N] [--dir DIRECTORY]
+//
+// The disk drifts within a run: each round is divided by the raw writes right before and after it,
+// which Google Benchmark cannot say, so this bench keeps its own clock.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "store/checkpoint_store.h"
+#include "tests/bench/bench.h"
 
 namespace stockpot {
 namespace {
@@ -30,28 +32,8 @@ namespace {
 constexpr int64_t kTensorBytes = int64_t{64} << 20;
 constexpr int64_t kRawWriteBytes = int64_t{8} << 20;  // as the packs'
 
-struct Options {
-  bool quick = false;
-  std::string only;
-  int threads = 2;  // that put; a hook has 2-4 connections
-  std::filesystem::path directory = std::filesystem::temp_directory_path();
-};
-
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-std::string CpuModel() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  }
-  return "unknown CPU";
-}
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
 }
 
 [[noreturn]] void Die(const std::string& what) {
@@ -174,9 +156,11 @@ Ingested IngestSeconds(const Folder& folder, std::span<const std::byte> data, in
   return result;
 }
 
-int Main(const Options& options) {
+void Bench(const BenchReport& report) {
+  if (!report.Wants({"ingest_inproc", "write_amp"})) return;
+  const BenchOptions& options = report.options();
   const int64_t bytes = options.quick ? int64_t{256} << 20 : int64_t{1} << 30;
-  const int rounds = options.quick ? 3 : 7;
+  const int rounds = options.Rounds(7);
   const Folder folder(options.directory);
   Data data(bytes);
   std::vector<double> ratios;
@@ -196,41 +180,12 @@ int Main(const Options& options) {
   const std::string sizes = std::to_string(bytes >> 20) + " MiB in tensors of 64 MiB, " +
                             std::to_string(options.threads) + " threads put, median of " +
                             std::to_string(rounds);
-  const std::string machine =
-      CpuModel() + ", " + std::to_string(std::thread::hardware_concurrency()) + " threads";
-  const auto print = [&](const char* name, double value, double goal, double limit,
-                         const char* better) {
-    if (std::string(name).find(options.only) == std::string::npos) return;
-    std::printf(
-        "{\"name\": \"%s\", \"value\": %.4f, \"goal\": %g, \"limit\": %g, \"better\": \"%s\", "
-        "\"sizes\": \"%s\", \"machine\": \"%s\"}\n",
-        name, value, goal, limit, better, sizes.c_str(), machine.c_str());
-  };
-  print("ingest_inproc", Median(ratios), 0.8, 1.0, "higher");
-  print("write_amp", Median(amplifications), 1.05, 1.0, "lower");
-  return 0;
+  report.Ratio("ingest_inproc", Median(ratios),
+               {.goal = 0.8, .limit = 1.0, .better = Budget::Better::kHigher}, sizes);
+  report.Ratio("write_amp", Median(amplifications), {.goal = 1.05, .limit = 1.0}, sizes);
 }
 
 }  // namespace
 }  // namespace stockpot
 
-int main(int argc, char** argv) {
-  stockpot::Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--quick") {
-      options.quick = true;
-    } else if (i + 1 < argc && flag == "--only") {
-      options.only = argv[++i];
-    } else if (i + 1 < argc && flag == "--threads") {
-      options.threads = std::max(1, std::atoi(argv[++i]));
-    } else if (i + 1 < argc && flag == "--dir") {
-      options.directory = argv[++i];
-    } else {
-      std::fprintf(stderr,
-                   "usage: store_bench [--quick] [--only SUBSTRING] [--threads N] [--dir DIR]\n");
-      return 2;
-    }
-  }
-  return stockpot::Main(options);
-}
+int main(int argc, char** argv) { return stockpot::BenchMain(argc, argv, stockpot::Bench); }
