@@ -20,6 +20,7 @@ class ArtifactSource : public TensorSource {
       : store_(store), decode_f32_(decode_f32) {}
 
   Status Open(const Digest& artifact) {
+    STOCKPOT_ASSIGN_OR_RETURN(lease_, store_.Lease(artifact));
     STOCKPOT_ASSIGN_OR_RETURN(manifest_, store_.GetManifest(artifact));
     if (manifest_.base) {
       STOCKPOT_ASSIGN_OR_RETURN(base_, store_.GetManifest(*manifest_.base));
@@ -157,6 +158,7 @@ class ArtifactSource : public TensorSource {
 
   const CheckpointStore& store_;
   const bool decode_f32_;
+  ArtifactLease lease_;
   Manifest manifest_;
   Manifest base_;
   std::vector<TensorInfo> tensors_;

@@ -1,6 +1,7 @@
 #include "store/catalog.h"
 
 #include <rocksdb/db.h>
+#include <rocksdb/snapshot.h>
 #include <rocksdb/utilities/write_batch_with_index.h>
 
 #include <atomic>
@@ -38,6 +39,8 @@ struct Catalog::Impl {
     for (rocksdb::ColumnFamilyHandle* column : columns) db->DestroyColumnFamilyHandle(column);
     db->Close().PermitUncheckedError();
   }
+  Status Scan(const rocksdb::ReadOptions& options, Column column, std::string_view prefix,
+              std::string_view first, const Visit& visit) const;
   rocksdb::ColumnFamilyHandle* Handle(Column column) const {
     return columns[static_cast<size_t>(column)];
   }
@@ -114,15 +117,40 @@ bool Catalog::Has(Column column, std::string_view key) const {
   return value.ok() && value->has_value();
 }
 
-Status Catalog::Scan(Column column, std::string_view prefix, std::string_view first,
-                     const Visit& visit) const {
-  const std::unique_ptr<rocksdb::Iterator> it(
-      impl_->db->NewIterator(rocksdb::ReadOptions(), impl_->Handle(column)));
+Status Catalog::Impl::Scan(const rocksdb::ReadOptions& options, Column column,
+                           std::string_view prefix, std::string_view first,
+                           const Visit& visit) const {
+  const std::unique_ptr<rocksdb::Iterator> it(db->NewIterator(options, Handle(column)));
   it->Seek(ToSlice(first.empty() ? prefix : first));
   for (; it->Valid() && it->key().starts_with(ToSlice(prefix)); it->Next()) {
     if (!visit(ToView(it->key()), ToView(it->value()))) break;
   }
   return FromRocksDb(it->status());
+}
+
+Status Catalog::Scan(Column column, std::string_view prefix, std::string_view first,
+                     const Visit& visit) const {
+  return impl_->Scan(rocksdb::ReadOptions(), column, prefix, first, visit);
+}
+
+struct CatalogMoment::Impl {
+  const Catalog::Impl& catalog;
+  rocksdb::ManagedSnapshot snapshot;
+};
+
+CatalogMoment::CatalogMoment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CatalogMoment::~CatalogMoment() = default;
+
+Status CatalogMoment::Scan(Column column, std::string_view prefix, std::string_view first,
+                           const Catalog::Visit& visit) const {
+  rocksdb::ReadOptions options;
+  options.snapshot = impl_->snapshot.snapshot();
+  return impl_->catalog.Scan(options, column, prefix, first, visit);
+}
+
+std::unique_ptr<CatalogMoment> Catalog::Freeze() const {
+  return std::unique_ptr<CatalogMoment>(new CatalogMoment(std::unique_ptr<CatalogMoment::Impl>(
+      new CatalogMoment::Impl{*impl_, rocksdb::ManagedSnapshot(impl_->db.get())})));
 }
 
 std::optional<std::string> Catalog::LastKey(Column column) const {

@@ -44,6 +44,21 @@ class CatalogBatch {
   std::unique_ptr<Impl> impl_;
 };
 
+// One moment of the catalogue, whatever is written later. Must not outlive the catalogue.
+class CatalogMoment {
+ public:
+  ~CatalogMoment();
+  // As Catalog::Scan.
+  Status Scan(Column column, std::string_view prefix, std::string_view first,
+              const std::function<bool(std::string_view key, std::string_view value)>& visit) const;
+
+ private:
+  friend class Catalog;
+  struct Impl;
+  explicit CatalogMoment(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
 class Catalog {
  public:
   // Makes the database if it is missing. Corruption if it does not open or is of another format.
@@ -59,6 +74,7 @@ class Catalog {
   using Visit = std::function<bool(std::string_view key, std::string_view value)>;
   Status Scan(Column column, std::string_view prefix, std::string_view first,
               const Visit& visit) const;
+  std::unique_ptr<CatalogMoment> Freeze() const;
   // The greatest key of a column; null: empty.
   std::optional<std::string> LastKey(Column column) const;
 
@@ -68,6 +84,7 @@ class Catalog {
 
  private:
   friend class CatalogBatch;
+  friend class CatalogMoment;
   struct Impl;
   explicit Catalog(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -14,11 +14,17 @@ namespace stockpot::catalog_keys {
 inline constexpr std::string_view kFormat = "meta/format";
 inline constexpr std::string_view kNextPack = "meta/next_pack";
 inline constexpr std::string_view kLastJob = "meta/last_job";
-inline constexpr std::string_view kArtifacts = "artifact/";  // + digest -> kind
-inline constexpr std::string_view kRuns = "run/";            // + name
-inline constexpr std::string_view kAliases = "alias/";       // + name
-inline constexpr std::string_view kRoutes = "route/";        // + name
-inline constexpr std::string_view kJobs = "job/";            // + key
+inline constexpr std::string_view kStoreId = "meta/store";             // of a store and its backups
+inline constexpr std::string_view kBackupEvent = "meta/backup_event";  // only in a backup
+inline constexpr std::string_view kArtifacts = "artifact/";            // + digest -> kind
+inline constexpr std::string_view kRuns = "run/";                      // + name
+inline constexpr std::string_view kAliases = "alias/";                 // + name
+inline constexpr std::string_view kRoutes = "route/";                  // + name
+inline constexpr std::string_view kJobs = "job/";                      // + key
+inline constexpr std::string_view kRetention = "retention/";           // + run
+inline constexpr std::string_view kPins = "pin/";                      // + digest
+inline constexpr std::string_view kDeleted = "deleted/";               // + digest
+inline constexpr std::string_view kPurged = "purged/";                 // + digest -> when
 
 inline std::string BigEndian(uint64_t value) {
   std::string out(8, '\0');
@@ -39,6 +45,10 @@ inline std::string Named(std::string_view prefix, std::string_view name) {
   return std::string(prefix) + std::string(name);
 }
 inline std::string Artifact(const Digest& digest) { return Named(kArtifacts, digest.raw()); }
+
+inline std::string PinOf(const Digest& digest) { return Named(kPins, digest.raw()); }
+inline std::string DeletedOf(const Digest& digest) { return Named(kDeleted, digest.raw()); }
+inline std::string PurgedOf(const Digest& digest) { return Named(kPurged, digest.raw()); }
 
 // Names hold no zero byte (store/names.h), so it can end them.
 inline std::string StepsOf(std::string_view run) { return "step/" + std::string(run) + '\0'; }

@@ -83,11 +83,16 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(StoreOptions opti
   std::error_code error;
   std::filesystem::create_directories(impl->packs_directory, error);
   if (error) return ErrnoStatus(error.value(), impl->packs_directory.string());
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl->options.failpoints, "open.directory"));
   STOCKPOT_ASSIGN_OR_RETURN(impl->lock, LockDirectory(directory));
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl->options.failpoints, "open.locked"));
   STOCKPOT_RETURN_IF_ERROR(SyncDirectory(directory));
   STOCKPOT_ASSIGN_OR_RETURN(impl->catalog, Catalog::Open(directory / "catalog"));
 
+  STOCKPOT_RETURN_IF_ERROR(impl->EnsureIdentity());
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl->options.failpoints, "open.catalog"));
   STOCKPOT_ASSIGN_OR_RETURN(const uint32_t greatest, SurveyPacks(impl->packs_directory));
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl->options.failpoints, "open.surveyed"));
   STOCKPOT_ASSIGN_OR_RETURN(const auto next_pack,
                             impl->catalog->Get(Column::kRecords, catalog_keys::kNextPack));
   STOCKPOT_ASSIGN_OR_RETURN(const auto last_job,
@@ -95,7 +100,8 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(StoreOptions opti
   impl->last_job = ParseCounter(last_job);
   impl->last_event = catalog_keys::ParseBigEndian(impl->catalog->LastKey(Column::kEvents));
   PackWriter::Options packs{.directory = impl->packs_directory,
-                            .pack_bytes = impl->options.pack_bytes};
+                            .pack_bytes = impl->options.pack_bytes,
+                            .failpoints = impl->options.failpoints};
   packs.next_pack = std::max(greatest + 1, static_cast<uint32_t>(ParseCounter(next_pack)));
   impl->reader = std::make_unique<PackReader>(impl->packs_directory);
   impl->writer = std::make_unique<PackWriter>(std::move(packs));
@@ -119,10 +125,31 @@ bool CheckpointStore::Impl::HasChunk(const Digest& digest) const {
   return location.ok() && location->has_value();
 }
 
+bool CheckpointStore::Impl::ClaimChunk(const Digest& digest) const {
+  const std::shared_lock claims(claim_mutex);
+  guards->Touch(digest);
+  {
+    const std::lock_guard guard(damaged_mutex);
+    if (damaged.contains(digest)) return false;
+  }
+  return HasChunk(digest);
+}
+
+Status CheckpointStore::Impl::StoreChunk(const Digest& digest, std::span<const std::byte> data) {
+  STOCKPOT_RETURN_IF_ERROR(CheckReserve(data.size()));
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(options.failpoints, "put.checked"));
+  STOCKPOT_RETURN_IF_ERROR(static_cast<int64_t>(data.size()) < kInlineChunkBytes
+                               ? PutInline(digest, data)
+                               : writer->Append(digest, data, Crc32c(data)));
+  const std::lock_guard guard(damaged_mutex);
+  damaged.erase(digest);
+  return OkStatus();
+}
+
 std::vector<bool> CheckpointStore::HaveChunks(std::span<const Digest> digests) const {
   std::vector<bool> have;
   have.reserve(digests.size());
-  for (const Digest& digest : digests) have.push_back(impl_->HasChunk(digest));
+  for (const Digest& digest : digests) have.push_back(impl_->ClaimChunk(digest));
   return have;
 }
 
@@ -140,7 +167,9 @@ Status CheckpointStore::Impl::PutInline(const Digest& digest, std::span<const st
   batch.Put(Column::kInline, digest.raw(),
             {reinterpret_cast<const char*>(data.data()), data.size()});
   batch.Put(Column::kChunks, digest.raw(), location.Encode());
-  return catalog->Write(batch, /*synced=*/false);
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(options.failpoints, "put.inline.before_write"));
+  STOCKPOT_RETURN_IF_ERROR(catalog->Write(batch, /*synced=*/false));
+  return ReachFailpoint(options.failpoints, "put.inline.after_write");
 }
 
 Status CheckpointStore::PutChunk(const Digest& digest, std::span<const std::byte> data) {
@@ -151,10 +180,8 @@ Status CheckpointStore::PutChunk(const Digest& digest, std::span<const std::byte
   if (Sha256(data) != digest) {
     return InvalidArgument("the bytes of chunk " + digest.Hex() + " have another SHA-256");
   }
-  if (impl_->HasChunk(digest)) return OkStatus();
-  STOCKPOT_RETURN_IF_ERROR(impl_->CheckReserve(data.size()));
-  if (static_cast<int64_t>(data.size()) < kInlineChunkBytes) return impl_->PutInline(digest, data);
-  return impl_->writer->Append(digest, data, Crc32c(data));
+  if (impl_->ClaimChunk(digest)) return OkStatus();
+  return impl_->StoreChunk(digest, data);
 }
 
 Result<Part> CheckpointStore::PutBytes(std::span<const std::byte> data) {
@@ -166,13 +193,8 @@ Result<Part> CheckpointStore::PutBytes(std::span<const std::byte> data) {
     data = data.subspan(chunk.size());
     const Digest digest = Sha256(chunk);
     part.chunks.push_back(digest);
-    if (impl_->HasChunk(digest)) continue;
-    STOCKPOT_RETURN_IF_ERROR(impl_->CheckReserve(chunk.size()));
-    if (static_cast<int64_t>(chunk.size()) < kInlineChunkBytes) {
-      STOCKPOT_RETURN_IF_ERROR(impl_->PutInline(digest, chunk));
-    } else {
-      STOCKPOT_RETURN_IF_ERROR(impl_->writer->Append(digest, chunk, Crc32c(chunk)));
-    }
+    if (impl_->ClaimChunk(digest)) continue;
+    STOCKPOT_RETURN_IF_ERROR(impl_->StoreChunk(digest, chunk));
   }
   return part;
 }
@@ -187,8 +209,14 @@ Status CheckpointStore::Impl::ReadChunkInto(const Digest& digest, const ChunkLoc
     STOCKPOT_RETURN_IF_ERROR(writer->WaitUntilReadable(digest));
     const Status status = check_record ? reader->ReadAndCheckRecord(digest, location, out)
                                        : reader->Read(digest, location, out);
-    // Its pack may have failed, and gone, between the look-up and the read.
-    if (!status.ok()) STOCKPOT_RETURN_IF_ERROR(writer->LostReason(digest));
+    if (status.ok()) return status;
+    // Its pack may have been compacted between the look-up and the read: the chunk has moved.
+    STOCKPOT_ASSIGN_OR_RETURN(const auto now, FindChunk(digest));
+    if (now && !now->is_inline() && now->pack != location.pack) {
+      return ReadChunkInto(digest, *now, out, check_record);
+    }
+    // Or have failed, and gone.
+    STOCKPOT_RETURN_IF_ERROR(writer->LostReason(digest));
     return status;
   }
   STOCKPOT_ASSIGN_OR_RETURN(const auto data, catalog->Get(Column::kInline, digest.raw()));
@@ -263,6 +291,7 @@ Result<int64_t> CheckpointStore::Apply(Commit commit) {
   STOCKPOT_ASSIGN_OR_RETURN(
       const PreparedCommit prepared,
       PrepareCommit(std::move(commit), [this](const Digest& d) { return GetManifest(d); }));
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl_->options.failpoints, "commit.prepared"));
   Impl::Waiter self;
   self.prepared = &prepared;
   std::unique_lock lock(impl_->commit_mutex);
@@ -273,7 +302,7 @@ Result<int64_t> CheckpointStore::Apply(Commit commit) {
   // Nobody leads: this thread commits itself and, in the same sync, everybody who waits.
   impl_->leading = true;
   while (!self.done) {
-    const size_t count = std::min(impl_->waiting.size(), kMaxGroup);
+    const size_t count = impl_->NextGroupSize();
     const std::vector<Impl::Waiter*> group(impl_->waiting.begin(),
                                            impl_->waiting.begin() + static_cast<ptrdiff_t>(count));
     impl_->waiting.erase(impl_->waiting.begin(),
@@ -288,18 +317,34 @@ Result<int64_t> CheckpointStore::Apply(Commit commit) {
   return self.outcome;
 }
 
+size_t CheckpointStore::Impl::NextGroupSize() const {
+  size_t count = 0;
+  for (const Waiter* waiter : waiting) {
+    if (count == kMaxGroup) break;
+    if (waiter->prepared->removes()) return std::max<size_t>(count, 1);
+    ++count;
+  }
+  return count;
+}
+
 void CheckpointStore::Impl::CommitGroup(std::span<Waiter* const> group) {
-  int64_t event_before = 0;
-  {
-    std::lock_guard lock_guard(event_mutex);
-    event_before = last_event;
-    if (shut_down) {
-      for (Waiter* waiter : group) waiter->outcome = Unavailable("the store is shutting down");
-      return;
+  Status status = IsShutDown() ? Unavailable("the store is shutting down")
+                               : ReachFailpoint(options.failpoints, "commit.leading");
+  if (status.ok()) status = WriteGroup(group);
+  if (status.ok()) return;
+  for (Waiter* waiter : group) {
+    if (waiter->outcome.ok() || waiter->outcome.status().code() == StatusCode::kInternal) {
+      waiter->outcome = status;
     }
   }
+}
+
+// An error: nothing of the group is visible. A failpoint after the write reports an error for what
+// was committed all the same, as a lost connection would.
+Status CheckpointStore::Impl::WriteGroup(std::span<Waiter* const> group) {
   // The chunks first. Whatever is durable now gets its index entry in this batch, whoever put it.
   const std::vector<IndexedChunk> durable = writer->Sync();
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(options.failpoints, "commit.synced"));
   CatalogBatch batch(*catalog);
   for (const IndexedChunk& chunk : durable) {
     batch.Put(Column::kChunks, chunk.digest.raw(), chunk.location.Encode());
@@ -307,22 +352,58 @@ void CheckpointStore::Impl::CommitGroup(std::span<Waiter* const> group) {
   if (!durable.empty()) {
     batch.Put(Column::kRecords, catalog_keys::kNextPack, std::to_string(writer->next_pack()));
   }
-  CommitWriter commits(batch, options.clock(), event_before, last_job,
-                       [this](const Digest& chunk) { return writer->LostReason(chunk); });
+  std::unique_lock<std::mutex> lease_lock;
+  if (group[0]->prepared->removes()) lease_lock = std::unique_lock(leases->mutex);
+  CommitWriter commits(batch, options.clock(), LastEvent(), last_job,
+                       {.lost = [this](const Digest& chunk) { return writer->LostReason(chunk); },
+                        .claim = [this](const Digest& chunk) { guards->Touch(chunk); },
+                        .retention = [this] { return ReadRetentionView(); }});
   for (Waiter* waiter : group) waiter->outcome = commits.Add(*waiter->prepared);
-
-  const Status written = catalog->Write(batch, /*synced=*/true);
-  if (!written.ok()) {
-    for (Waiter* waiter : group) {
-      if (waiter->outcome.ok()) waiter->outcome = written;
-    }
-    return;
-  }
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(options.failpoints, "commit.checked"));
+  STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(options.failpoints, "commit.before_write"));
+  STOCKPOT_RETURN_IF_ERROR(catalog->Write(batch, /*synced=*/true));
+  const Status after_write = ReachFailpoint(options.failpoints, "commit.after_write");
   writer->MarkIndexed(durable);
   last_job = commits.last_job();
-  std::lock_guard lock_guard(event_mutex);
-  last_event = commits.last_event();
-  event_added.notify_all();
+  {
+    const std::lock_guard guard(event_mutex);
+    last_event = commits.last_event();
+    event_added.notify_all();
+  }
+  STOCKPOT_RETURN_IF_ERROR(after_write);
+  return ReachFailpoint(options.failpoints, "commit.indexed");
+}
+
+int64_t CheckpointStore::Impl::LastEvent() const {
+  const std::lock_guard guard(event_mutex);
+  return last_event;
+}
+
+bool CheckpointStore::Impl::IsShutDown() const {
+  const std::lock_guard guard(event_mutex);
+  return shut_down;
+}
+
+std::vector<uint32_t> CheckpointStore::Impl::ListPacks() const {
+  std::vector<uint32_t> packs;
+  std::error_code error;
+  for (auto it = std::filesystem::directory_iterator(packs_directory, error);
+       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    if (const std::optional<uint32_t> number = PackNumber(it->path())) packs.push_back(*number);
+  }
+  return packs;
+}
+
+int64_t CheckpointStore::Impl::PackFileBytes(uint32_t number) const {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(PackPath(packs_directory, number), error);
+  return error ? 0 : static_cast<int64_t>(bytes);
+}
+
+int64_t CheckpointStore::Impl::PackBytes() const {
+  int64_t bytes = 0;
+  for (const uint32_t number : ListPacks()) bytes += PackFileBytes(number);
+  return bytes;
 }
 
 void CheckpointStore::Shutdown() {

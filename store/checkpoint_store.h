@@ -30,9 +30,11 @@
 
 #include "kernels/base/status.h"
 #include "store/digest.h"
+#include "store/failpoints.h"
 #include "store/manifest.h"
 #include "store/names.h"
 #include "store/records.h"
+#include "store/retention.h"
 
 namespace stockpot {
 
@@ -44,6 +46,7 @@ struct StoreOptions {
   Clock clock;                                      // REQUIRES: set
   int64_t pack_bytes = int64_t{256} << 20;          // a pack is closed when it is over this
   int64_t free_bytes_reserve = int64_t{512} << 20;  // below it PutChunk: ResourceExhausted
+  std::shared_ptr<Failpoints> failpoints;           // of tests; null: none
 };
 
 // A name to move, by compare-and-set where `expected` is given (zero digest: must not exist).
@@ -55,6 +58,16 @@ struct AliasMove {
 };
 using RouteMove = AliasMove;
 
+struct RetentionChange {
+  std::string run;
+  RetentionPolicy policy;  // without rules: everything stays
+};
+
+struct PinChange {
+  Pin pin;         // time_ms is set by the store
+  bool on = true;  // false: takes the pin off; no error where there is none
+};
+
 // Everything that becomes visible together. Order inside does not matter.
 struct Commit {
   std::vector<Manifest> artifacts;  // every chunk they name must have been put (or be stored)
@@ -65,7 +78,82 @@ struct Commit {
   std::vector<RouteMove> routes;
   std::vector<Job> jobs;  // new ones, or new states of known ones (by key)
   std::vector<Eval> evals;
+  std::vector<RetentionChange> retention;
+  std::vector<PinChange> pins;
+  // Deletes softly: InvalidArgument names what keeps the artifact (store/retention.h IsFirm). With
+  // by == kRetentionAuthor any reason to keep it is AlreadyExists: decide anew. deleted_ms is set
+  // by the store; an artifact that is deleted already gets this tombstone instead of its own.
+  std::vector<Tombstone> deletions;
+  std::vector<Digest> undeletions;  // no error where nothing is deleted
+  // Removes deleted artifacts for good, with their steps, evals and edges up. AlreadyExists if one
+  // is not deleted, its grace lasts, or something came to need it.
+  std::vector<Digest> purges;
   std::vector<Event> events;  // sequence and time are set by the store
+};
+
+// Everything that retention knows, and what follows from it: fates[i] is of artifacts[i].
+struct RetentionView {
+  RetentionInputs inputs;
+  std::vector<Fate> fates;
+};
+
+struct RetentionChanges {
+  std::vector<Digest> deleted;
+  std::vector<Digest> undeleted;
+};
+
+struct GarbageOptions {
+  bool dry_run = false;          // only says what would go
+  double live_ratio = 0.5;       // a pack with a smaller share of live bytes is compacted
+  int64_t bytes_per_second = 0;  // of copying live records; 0: as fast as the disk
+  bool purge = true;             // false: takes only chunks without an owner, and writes no event
+};
+
+struct BackupReport {
+  int64_t artifacts = 0;
+  int64_t total_chunks = 0;
+  int64_t copied_chunks = 0;  // were not there yet
+  int64_t copied_bytes = 0;
+  int64_t event = 0;  // the newest that the backup holds
+};
+
+struct GarbageReport {
+  struct Gone {
+    Digest artifact;
+    ArtifactKind kind = ArtifactKind::kCheckpoint;
+    std::string run;
+    int64_t step = -1;
+    int64_t bytes = 0;  // of chunks that go with it and with none listed before
+  };
+  std::vector<Gone> artifacts;  // purged
+  int64_t chunks = 0;           // out of the index, those that never had an owner included
+  int64_t chunk_bytes = 0;
+  int64_t packs_compacted = 0;
+  int64_t packs_removed = 0;
+  int64_t copied_bytes = 0;  // live ones
+  int64_t pack_bytes_before = 0;
+  int64_t pack_bytes_after = 0;
+};
+
+// Keeps chunks that are put, or found to be there, while it is held from being collected before a
+// commit names them. Movable; ends with its destruction.
+class ChunkGuard {
+ public:
+  ChunkGuard() = default;
+  explicit ChunkGuard(std::shared_ptr<void> held) : held_(std::move(held)) {}
+
+ private:
+  std::shared_ptr<void> held_;
+};
+
+// Keeps an artifact from being purged while it is read. Movable; ends with its destruction.
+class ArtifactLease {
+ public:
+  ArtifactLease() = default;
+  explicit ArtifactLease(std::shared_ptr<void> held) : held_(std::move(held)) {}
+
+ private:
+  std::shared_ptr<void> held_;
 };
 
 struct ScrubReport {
@@ -75,6 +163,7 @@ struct ScrubReport {
     Digest chunk;
     std::string error;
     std::vector<std::string> needed_by;  // "artifact <hex> tensor <name>" / "... file <name>"
+    bool repaired = false;               // from the other copy, and read back
   };
   std::vector<Damage> damaged;
 };
@@ -102,6 +191,8 @@ class CheckpointStore {
   // kChunkBytes; ResourceExhausted if the disk's reserve is met. Durable only once a commit names
   // it, and only if no write of its pack failed until then.
   Status PutChunk(const Digest& digest, std::span<const std::byte> data);
+  // For whoever puts chunks now and commits later, while garbage may be collected.
+  ChunkGuard GuardChunks() const;
   // Splits, hashes and puts a whole run of bytes.
   Result<Part> PutBytes(std::span<const std::byte> data);
   // The verified bytes of a stored chunk. NotFound; Corruption names the pack and offset.
@@ -112,7 +203,8 @@ class CheckpointStore {
   // --- commits ---
   // All or nothing. InvalidArgument (an invalid manifest, a missing chunk, a dangling edge),
   // AlreadyExists (a compare-and-set lost; a (run, step) that already has another artifact). An
-  // artifact that exists already is no error: commits are idempotent. Unavailable or
+  // artifact that exists already is no error: commits are idempotent; one that was deleted is
+  // undeleted by it. Aliases, routes and pins refuse a deleted artifact. Unavailable or
   // ResourceExhausted: a pack failed and took chunks along that were not durable yet (put them
   // again), or the disk is full, or after Shutdown(). Returns the sequence of the last event.
   Result<int64_t> Apply(Commit commit);
@@ -121,6 +213,8 @@ class CheckpointStore {
   // Lists leave out records that cannot be read; the Get methods and Scrub() name them.
   Result<Manifest> GetManifest(const Digest& artifact) const;
   bool HasArtifact(const Digest& artifact) const;
+  // It was here and was deleted for good.
+  bool WasPurged(const Digest& artifact) const;
   // A name to one artifact: full hex, alias (a base's name is one), "RUN@STEP", "RUN@STEP.merge",
   // route, unique hex prefix (>= 6 digits). In this order: an exact name never changes its meaning
   // because an artifact arrives whose digest begins like it. NotFound / InvalidArgument
@@ -129,7 +223,8 @@ class CheckpointStore {
   std::vector<Digest> ListArtifacts() const;
   std::vector<Run> ListRuns() const;
   Result<Run> GetRun(std::string_view name) const;
-  std::vector<StepRecord> ListSteps(std::string_view run) const;  // by step, then kind
+  // By step, then kind; deleted ones too, with `deleted` set.
+  std::vector<StepRecord> ListSteps(std::string_view run) const;
   std::vector<Edge> Parents(const Digest& child) const;
   std::vector<Edge> Children(const Digest& parent) const;
   std::optional<Alias> GetAlias(std::string_view name) const;
@@ -139,6 +234,13 @@ class CheckpointStore {
   std::vector<Job> ListJobs() const;  // by sequence
   std::optional<Job> GetJob(std::string_view key) const;
   std::vector<Eval> ListEvals(const Digest& artifact) const;
+  RetentionPolicy GetRetention(std::string_view run) const;  // the default where none is set
+  std::optional<Pin> GetPin(const Digest& artifact) const;
+  std::optional<Tombstone> GetTombstone(const Digest& artifact) const;
+  // What may go, and why the rest stays, now. Corruption: a record that this depends on.
+  Result<RetentionView> Retention() const;
+  // NotFound: no such artifact. What is leased is neither deleted by retention nor purged.
+  Result<ArtifactLease> Lease(const Digest& artifact) const;
   // Events with sequence > since, at most `limit`, oldest first.
   std::vector<Event> EventsSince(int64_t since, int64_t limit) const;
   // The sequence of the newest event; 0: none.
@@ -149,16 +251,46 @@ class CheckpointStore {
   // Counts by scanning the index: for status pages, not for loops.
   StoreUsage Usage() const;
 
-  // Reads every chunk; reports what is damaged and who needs it. `progress` may be null.
+  // --- maintenance: one scrub or backup, or one collection, at a time; Unavailable meanwhile ---
+
+  // Deletes what the policy of the run (empty: of every run) does not keep, and undeletes what it
+  // deleted before and keeps now. One commit.
+  Result<RetentionChanges> ApplyRetention(const std::string& run, bool dry_run = false);
+  // Purges deleted artifacts whose grace is over, takes chunks that nothing refers to out of the
+  // index, compacts packs, unlinks what is empty (store/garbage.cc). Corruption: a manifest cannot
+  // be read, so that nothing is proven unreferenced; purged is what was purged.
+  Result<GarbageReport> CollectGarbage(const GarbageOptions& options);
+
+  // Reads every chunk; reports what is damaged and who needs it. `progress` may be null. A chunk
+  // that is found damaged counts as absent for HaveChunks and PutChunk: pushing it again repairs
+  // it.
   Result<ScrubReport> Scrub(const std::function<void(int64_t done, int64_t total)>& progress) const;
+  // Scrubs, and takes what is damaged from a backup that has it.
+  Result<ScrubReport> Repair(const std::filesystem::path& backup,
+                             const std::function<void(int64_t done, int64_t total)>& progress);
+  // Brings the backup in `directory` (absolute; new, or of this store) up to this moment, while
+  // commits go on: copies the chunks that are missing there, then replaces its records at once.
+  // InvalidArgument: it holds something else. Corruption: something here is damaged; the backup is
+  // then what it was.
+  Result<BackupReport> BackupTo(
+      const std::filesystem::path& directory,
+      const std::function<void(int64_t done, int64_t total)>& progress) const;
 
   // Wakes WaitForEvents; later commits are Unavailable. Reads go on until destruction.
   void Shutdown();
 
  private:
+  friend class GarbageCollector;
+  friend class StoreCopy;
   struct Impl;  // store/checkpoint_store_impl.h
   explicit CheckpointStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// Makes a store at `data`, which must not exist, from a backup: everything is verified as it is
+// read, and once more after it was written. Nothing is at `data` after a failure.
+Result<BackupReport> RestoreStore(const std::filesystem::path& backup,
+                                  const std::filesystem::path& data, const Clock& clock,
+                                  const std::function<void(int64_t done, int64_t total)>& progress);
 
 }  // namespace stockpot

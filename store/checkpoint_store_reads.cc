@@ -103,8 +103,11 @@ Result<std::optional<Digest>> ResolvePrefix(const Catalog& catalog, std::string_
 }  // namespace
 
 Result<Manifest> CheckpointStore::GetManifest(const Digest& artifact) const {
-  STOCKPOT_ASSIGN_OR_RETURN(const auto json,
-                            impl_->catalog->Get(Column::kManifests, artifact.raw()));
+  return impl_->ReadManifest(artifact);
+}
+
+Result<Manifest> CheckpointStore::Impl::ReadManifest(const Digest& artifact) const {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto json, catalog->Get(Column::kManifests, artifact.raw()));
   if (!json) return NotFound("artifact " + artifact.Hex());
   if (Sha256(*json) != artifact) {
     return Corruption("the manifest of artifact " + artifact.Hex() + " is damaged");
@@ -114,6 +117,10 @@ Result<Manifest> CheckpointStore::GetManifest(const Digest& artifact) const {
 
 bool CheckpointStore::HasArtifact(const Digest& artifact) const {
   return impl_->catalog->Has(Column::kRecords, keys::Artifact(artifact));
+}
+
+bool CheckpointStore::WasPurged(const Digest& artifact) const {
+  return impl_->catalog->Has(Column::kRecords, keys::PurgedOf(artifact));
 }
 
 Result<Digest> CheckpointStore::ResolveName(std::string_view name) const {
@@ -159,7 +166,11 @@ Result<Run> CheckpointStore::GetRun(std::string_view name) const {
 std::vector<StepRecord> CheckpointStore::ListSteps(std::string_view run) const {
   return ScanRecords<StepRecord>(
       *impl_->catalog, keys::StepsOf(run),
-      [](std::string_view, std::string_view value) { return DecodeStep(value); });
+      [this](std::string_view, std::string_view value) -> Result<StepRecord> {
+        STOCKPOT_ASSIGN_OR_RETURN(StepRecord step, DecodeStep(value));
+        step.deleted = impl_->catalog->Has(Column::kRecords, keys::DeletedOf(step.artifact));
+        return step;
+      });
 }
 
 std::vector<Edge> CheckpointStore::Parents(const Digest& child) const {
@@ -212,6 +223,25 @@ std::vector<Eval> CheckpointStore::ListEvals(const Digest& artifact) const {
       [](std::string_view, std::string_view value) { return DecodeEval(value); });
 }
 
+RetentionPolicy CheckpointStore::GetRetention(std::string_view run) const {
+  const auto policy = FindRecord<RetentionPolicy>(
+      *impl_->catalog, keys::kRetention, run,
+      [](std::string_view, std::string_view value) { return DecodeRetention(value); });
+  return policy.value_or(RetentionPolicy{});
+}
+
+std::optional<Pin> CheckpointStore::GetPin(const Digest& artifact) const {
+  return FindRecord<Pin>(
+      *impl_->catalog, keys::kPins, artifact.raw(),
+      [&](std::string_view, std::string_view value) { return DecodePin(artifact, value); });
+}
+
+std::optional<Tombstone> CheckpointStore::GetTombstone(const Digest& artifact) const {
+  return FindRecord<Tombstone>(
+      *impl_->catalog, keys::kDeleted, artifact.raw(),
+      [&](std::string_view, std::string_view value) { return DecodeTombstone(artifact, value); });
+}
+
 std::vector<Event> CheckpointStore::EventsSince(int64_t since, int64_t limit) const {
   std::vector<Event> events;
   if (limit <= 0) return events;
@@ -227,8 +257,7 @@ std::vector<Event> CheckpointStore::EventsSince(int64_t since, int64_t limit) co
 }
 
 int64_t CheckpointStore::LastEvent() const {
-  std::lock_guard lock(impl_->event_mutex);
-  return impl_->last_event;
+  return impl_->LastEvent();
 }
 
 bool CheckpointStore::WaitForEvents(int64_t since, int64_t timeout_ms) const {
@@ -253,13 +282,7 @@ StoreUsage CheckpointStore::Usage() const {
                                   ++usage.artifacts;
                                   return true;
                                 });
-  std::error_code error;
-  for (auto it = std::filesystem::directory_iterator(impl_->packs_directory, error);
-       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
-    std::error_code size_error;  // a pack may vanish between listing and asking
-    const auto bytes = it->file_size(size_error);
-    if (!size_error) usage.pack_bytes += static_cast<int64_t>(bytes);
-  }
+  usage.pack_bytes = impl_->PackBytes();
   usage.events = LastEvent();
   return usage;
 }

@@ -126,6 +126,36 @@ Status CheckEval(const Eval& eval) {
   return OkStatus();
 }
 
+Status CheckText(const std::string& text, const char* what) {
+  if (text.empty() || IsPrintableName(text, kMaxLabelBytes)) return OkStatus();
+  return InvalidArgument(std::string(what) + " is over 256 bytes or not printable");
+}
+
+Status CheckRetentionParts(const Commit& commit) {
+  for (const RetentionChange& change : commit.retention) {
+    STOCKPOT_RETURN_IF_ERROR(CheckRetention(change.policy).WithContext("retention"));
+  }
+  std::set<Digest> seen;
+  const auto once = [&](const Digest& artifact) {
+    if (seen.insert(artifact).second) return OkStatus();
+    return InvalidArgument("artifact " + artifact.ShortHex() + " is changed twice");
+  };
+  for (const PinChange& change : commit.pins) {
+    STOCKPOT_RETURN_IF_ERROR(once(change.pin.artifact));
+    STOCKPOT_RETURN_IF_ERROR(CheckText(change.pin.by, "pin: 'by'"));
+    STOCKPOT_RETURN_IF_ERROR(CheckText(change.pin.why, "pin: 'why'"));
+  }
+  for (const Tombstone& tombstone : commit.deletions) {
+    STOCKPOT_RETURN_IF_ERROR(once(tombstone.artifact));
+    STOCKPOT_RETURN_IF_ERROR(CheckText(tombstone.by, "delete: 'by'"));
+    STOCKPOT_RETURN_IF_ERROR(CheckText(tombstone.why, "delete: 'why'"));
+    if (tombstone.purge_ms < 0) return InvalidArgument("delete: a negative time");
+  }
+  for (const Digest& artifact : commit.undeletions) STOCKPOT_RETURN_IF_ERROR(once(artifact));
+  for (const Digest& artifact : commit.purges) STOCKPOT_RETURN_IF_ERROR(once(artifact));
+  return OkStatus();
+}
+
 }  // namespace
 
 Result<PreparedCommit> PrepareCommit(Commit commit, const LoadManifest& load) {
@@ -152,6 +182,7 @@ Result<PreparedCommit> PrepareCommit(Commit commit, const LoadManifest& load) {
     if (!jobs.insert(job.key).second) return InvalidArgument("job " + job.key + " is there twice");
   }
   for (const Eval& eval : c.evals) STOCKPOT_RETURN_IF_ERROR(CheckEval(eval));
+  STOCKPOT_RETURN_IF_ERROR(CheckRetentionParts(c));
   for (const Event& event : c.events) {
     if (event.type.empty()) return InvalidArgument("an event without a type");
   }

@@ -19,12 +19,12 @@ std::string StepName(const StepRecord& step) {
 }  // namespace
 
 CommitWriter::CommitWriter(CatalogBatch& batch, int64_t now_ms, int64_t last_event,
-                           int64_t last_job, std::function<Status(const Digest&)> lost)
+                           int64_t last_job, Ask ask)
     : batch_(batch),
       now_ms_(now_ms),
       last_event_(last_event),
       last_job_(last_job),
-      lost_(std::move(lost)) {}
+      ask_(std::move(ask)) {}
 
 Result<int64_t> CommitWriter::Add(const PreparedCommit& prepared) {
   const Commit& commit = prepared.commit;
@@ -36,21 +36,19 @@ Result<int64_t> CommitWriter::Add(const PreparedCommit& prepared) {
   STOCKPOT_RETURN_IF_ERROR(CheckRuns(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckSteps(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckReferences(commit));
-  STOCKPOT_RETURN_IF_ERROR(CheckMoves(commit.aliases, keys::kAliases));
-  STOCKPOT_RETURN_IF_ERROR(CheckMoves(commit.routes, keys::kRoutes));
+  STOCKPOT_RETURN_IF_ERROR(CheckMoves(commit.aliases, keys::kAliases, commit));
+  STOCKPOT_RETURN_IF_ERROR(CheckMoves(commit.routes, keys::kRoutes, commit));
+  STOCKPOT_RETURN_IF_ERROR(CheckRetentionChanges(commit));
+  STOCKPOT_RETURN_IF_ERROR(CheckRemovals(commit));
   STOCKPOT_ASSIGN_OR_RETURN(const std::vector<Job> jobs, NumberJobs(commit.jobs));
 
-  for (size_t i = 0; i < prepared.artifacts.size(); ++i) {
-    const auto& artifact = prepared.artifacts[i];
-    batch_.Put(Column::kManifests, artifact.digest.raw(), artifact.json);
-    batch_.Put(Column::kRecords, keys::Artifact(artifact.digest),
-               ArtifactKindName(commit.artifacts[i].kind));
-  }
+  WriteArtifacts(prepared);
   WriteJobs(jobs);
   WriteRecords(commit);
   WriteMoves(commit.aliases, keys::kAliases);
   WriteMoves(commit.routes, keys::kRoutes);
   WriteEvents(commit.events);
+  WriteRetention(commit);
   return last_event_;
 }
 
@@ -84,9 +82,10 @@ Status CommitWriter::CheckChunks(const Manifest& manifest) {
 Status CommitWriter::CheckPart(const Part& part) {
   for (size_t i = 0; i < part.chunks.size(); ++i) {
     const Digest& chunk = part.chunks[i];
+    ask_.claim(chunk);
     STOCKPOT_ASSIGN_OR_RETURN(const auto raw, batch_.Get(Column::kChunks, chunk.raw()));
     if (!raw) {
-      STOCKPOT_RETURN_IF_ERROR(lost_(chunk));
+      STOCKPOT_RETURN_IF_ERROR(ask_.lost(chunk));
       return InvalidArgument("chunk " + chunk.Hex() + " is not stored");
     }
     STOCKPOT_ASSIGN_OR_RETURN(const ChunkLocation location, ChunkLocation::Decode(*raw));
@@ -108,6 +107,17 @@ Result<ArtifactKind> CommitWriter::KindOf(const Digest& digest) const {
 }
 
 Status CommitWriter::RequireArtifact(const Digest& digest) const { return KindOf(digest).status(); }
+
+Status CommitWriter::RequireLive(const Digest& digest, const Commit& commit) const {
+  STOCKPOT_RETURN_IF_ERROR(RequireArtifact(digest));
+  if (own_artifacts_.contains(digest)) return OkStatus();  // undeleted by the commit
+  const auto& undeleted = commit.undeletions;
+  if (std::find(undeleted.begin(), undeleted.end(), digest) != undeleted.end()) return OkStatus();
+  STOCKPOT_ASSIGN_OR_RETURN(const auto tombstone,
+                            batch_.Get(Column::kRecords, keys::DeletedOf(digest)));
+  if (!tombstone) return OkStatus();
+  return AlreadyExists("artifact " + digest.ShortHex() + " is deleted: undelete it first");
+}
 
 Status CommitWriter::CheckRuns(const Commit& commit) {
   for (const Run& run : commit.runs) {
@@ -153,7 +163,10 @@ Status CommitWriter::CheckReferences(const Commit& commit) {
   for (const Edge& edge : commit.edges) {
     const std::string context = std::string("edge ") + std::string(EdgeTypeName(edge.type));
     STOCKPOT_RETURN_IF_ERROR(RequireArtifact(edge.child).WithContext(context));
-    STOCKPOT_RETURN_IF_ERROR(RequireArtifact(edge.parent).WithContext(context));
+    // Lineage is history: it may name what was purged since.
+    STOCKPOT_ASSIGN_OR_RETURN(const auto purged,
+                              batch_.Get(Column::kRecords, keys::PurgedOf(edge.parent)));
+    if (!purged) STOCKPOT_RETURN_IF_ERROR(RequireArtifact(edge.parent).WithContext(context));
     if (edge.child == edge.parent) return InvalidArgument(context + " from an artifact to itself");
   }
   for (const Eval& eval : commit.evals) {
@@ -162,11 +175,13 @@ Status CommitWriter::CheckReferences(const Commit& commit) {
   return OkStatus();
 }
 
-Status CommitWriter::CheckMoves(const std::vector<AliasMove>& moves, std::string_view prefix) {
+Status CommitWriter::CheckMoves(const std::vector<AliasMove>& moves, std::string_view prefix,
+                                const Commit& commit) {
   const std::string what(prefix.substr(0, prefix.size() - 1));  // "alias", "route"
   for (const AliasMove& move : moves) {
     if (!move.to.IsZero()) {
-      STOCKPOT_RETURN_IF_ERROR(RequireArtifact(move.to).WithContext(what + " '" + move.name + "'"));
+      STOCKPOT_RETURN_IF_ERROR(
+          RequireLive(move.to, commit).WithContext(what + " '" + move.name + "'"));
     }
     if (!move.expected) continue;
     STOCKPOT_ASSIGN_OR_RETURN(const auto raw,
@@ -203,7 +218,141 @@ Result<std::vector<Job>> CommitWriter::NumberJobs(const std::vector<Job>& jobs) 
   return numbered;
 }
 
+Status CommitWriter::CheckRetentionChanges(const Commit& commit) const {
+  for (const RetentionChange& change : commit.retention) {
+    STOCKPOT_ASSIGN_OR_RETURN(const auto run,
+                              batch_.Get(Column::kRecords, keys::Named(keys::kRuns, change.run)));
+    if (!run) return NotFound("run '" + change.run + "'");
+  }
+  for (const PinChange& change : commit.pins) {
+    const Status status =
+        change.on ? RequireLive(change.pin.artifact, commit) : RequireArtifact(change.pin.artifact);
+    STOCKPOT_RETURN_IF_ERROR(status.WithContext("pin"));
+  }
+  for (const Digest& artifact : commit.undeletions) {
+    STOCKPOT_RETURN_IF_ERROR(RequireArtifact(artifact).WithContext("undelete"));
+  }
+  return OkStatus();
+}
+
+Status CommitWriter::CheckRemovals(const Commit& commit) {
+  if (commit.deletions.empty() && commit.purges.empty()) return OkStatus();
+  STOCKPOT_ASSIGN_OR_RETURN(retention_, ask_.retention());
+  removable_.clear();
+  for (size_t i = 0; i < retention_.fates.size(); ++i) {
+    removable_[retention_.fates[i].artifact] = i;
+  }
+  for (const Tombstone& tombstone : commit.deletions) {
+    STOCKPOT_RETURN_IF_ERROR(
+        CheckDeletion(tombstone).WithContext("artifact " + tombstone.artifact.ShortHex()));
+  }
+  for (const Digest& artifact : commit.purges) {
+    STOCKPOT_RETURN_IF_ERROR(CheckPurge(artifact).WithContext("artifact " + artifact.ShortHex()));
+  }
+  return OkStatus();
+}
+
+Status CommitWriter::CheckDeletion(const Tombstone& tombstone) const {
+  const auto it = removable_.find(tombstone.artifact);
+  if (it == removable_.end()) return NotFound("is not stored");
+  const Fate& fate = retention_.fates[it->second];
+  const bool by_policy = tombstone.by == kRetentionAuthor;
+  std::string reasons;
+  for (const Keep& keep : fate.keeps) {
+    if (!by_policy && !IsFirm(keep.reason)) continue;
+    reasons += (reasons.empty() ? "" : ", ") + KeepText(keep);
+  }
+  if (reasons.empty()) return OkStatus();
+  if (by_policy) return AlreadyExists("stays now: " + reasons);
+  return InvalidArgument("cannot be deleted: " + reasons);
+}
+
+Status CommitWriter::CheckPurge(const Digest& artifact) const {
+  const auto it = removable_.find(artifact);
+  if (it == removable_.end()) return AlreadyExists("is not stored any more");
+  const auto& tombstone = retention_.inputs.artifacts[it->second].tombstone;
+  if (!tombstone) return AlreadyExists("is not deleted");
+  if (tombstone->purge_ms > now_ms_) return AlreadyExists("can still be undeleted");
+  for (const Keep& keep : retention_.fates[it->second].keeps) {
+    if (IsFirm(keep.reason)) return AlreadyExists("stays for now: " + KeepText(keep));
+  }
+  return OkStatus();
+}
+
 // --- writes ---
+
+void CommitWriter::WriteArtifacts(const PreparedCommit& prepared) {
+  for (size_t i = 0; i < prepared.artifacts.size(); ++i) {
+    const auto& artifact = prepared.artifacts[i];
+    batch_.Put(Column::kManifests, artifact.digest.raw(), artifact.json);
+    batch_.Put(Column::kRecords, keys::Artifact(artifact.digest),
+               ArtifactKindName(prepared.commit.artifacts[i].kind));
+    batch_.Delete(Column::kRecords, keys::PurgedOf(artifact.digest));
+    Undelete(artifact.digest);
+  }
+}
+
+void CommitWriter::Undelete(const Digest& artifact) {
+  const auto tombstone = batch_.Get(Column::kRecords, keys::DeletedOf(artifact));
+  if (tombstone.ok() && !tombstone->has_value()) return;
+  batch_.Delete(Column::kRecords, keys::DeletedOf(artifact));
+  WriteEvents(
+      {{.type = "undelete", .subject = artifact.Hex(), .fields = {{"artifact", artifact.Hex()}}}});
+}
+
+void CommitWriter::WriteRetention(const Commit& commit) {
+  for (const RetentionChange& change : commit.retention) {
+    batch_.Put(Column::kRecords, keys::Named(keys::kRetention, change.run),
+               EncodeRetention(change.policy));
+  }
+  for (const PinChange& change : commit.pins) {
+    const std::string key = keys::PinOf(change.pin.artifact);
+    if (change.on) {
+      Pin pin = change.pin;
+      pin.time_ms = now_ms_;
+      batch_.Put(Column::kRecords, key, EncodePin(pin));
+    } else {
+      batch_.Delete(Column::kRecords, key);
+    }
+  }
+  for (const Digest& artifact : commit.undeletions) Undelete(artifact);
+  for (const Tombstone& deletion : commit.deletions) {
+    Tombstone tombstone = deletion;
+    tombstone.deleted_ms = now_ms_;
+    batch_.Put(Column::kRecords, keys::DeletedOf(tombstone.artifact), EncodeTombstone(tombstone));
+    WriteEvents({{.type = "delete",
+                  .subject = tombstone.artifact.Hex(),
+                  .fields = {{"artifact", tombstone.artifact.Hex()},
+                             {"by", tombstone.by},
+                             {"why", tombstone.why},
+                             {"purge_ms", std::to_string(tombstone.purge_ms)}}}});
+  }
+  for (const Digest& artifact : commit.purges) Purge(artifact);
+}
+
+// Edges down stay: they are the history of children that stay.
+void CommitWriter::Purge(const Digest& artifact) {
+  const RetentionArtifact& known = retention_.inputs.artifacts[removable_.at(artifact)];
+  batch_.Delete(Column::kManifests, artifact.raw());
+  batch_.Delete(Column::kRecords, keys::Artifact(artifact));
+  batch_.Delete(Column::kRecords, keys::DeletedOf(artifact));
+  batch_.Delete(Column::kRecords, keys::PinOf(artifact));
+  if (known.has_step) {
+    batch_.Delete(Column::kRecords, keys::Step(known.run, known.step, known.kind));
+  }
+  for (const Edge& edge : known.edges) {
+    batch_.Delete(Column::kRecords, keys::Up(edge));
+    batch_.Delete(Column::kRecords, keys::Down(edge));
+  }
+  for (const Eval& eval : known.evals) batch_.Delete(Column::kRecords, keys::EvalKey(eval));
+  batch_.Put(Column::kRecords, keys::PurgedOf(artifact), std::to_string(now_ms_));
+  WriteEvents({{.type = "purge",
+                .subject = artifact.Hex(),
+                .fields = {{"artifact", artifact.Hex()},
+                           {"kind", std::string(ArtifactKindName(known.kind))},
+                           {"run", known.run},
+                           {"step", std::to_string(known.step)}}}});
+}
 
 void CommitWriter::WriteJobs(const std::vector<Job>& jobs) {
   for (const Job& job : jobs) {

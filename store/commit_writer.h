@@ -22,6 +22,8 @@ struct PreparedCommit {
     std::string json;
   };
   std::vector<Artifact> artifacts;  // of commit.artifacts, in order
+
+  bool removes() const { return !commit.deletions.empty() || !commit.purges.empty(); }
 };
 
 // Validates the manifests, names and values; the base of every artifact must be stored or in the
@@ -32,9 +34,15 @@ Result<PreparedCommit> PrepareCommit(Commit commit, const LoadManifest& load);
 // Adds commits to one batch, numbering events and jobs. One thread.
 class CommitWriter {
  public:
-  // `lost`: why a chunk that is not stored was lost, OK if it was never put.
-  CommitWriter(CatalogBatch& batch, int64_t now_ms, int64_t last_event, int64_t last_job,
-               std::function<Status(const Digest&)> lost);
+  struct Ask {
+    // Why a chunk that is not stored was lost, OK if it was never put.
+    std::function<Status(const Digest&)> lost;
+    // The chunk is in use from now on.
+    std::function<void(const Digest&)> claim;
+    // The fates as the catalogue is now; asked for commits that remove, which come alone.
+    std::function<Result<RetentionView>()> retention;
+  };
+  CommitWriter(CatalogBatch& batch, int64_t now_ms, int64_t last_event, int64_t last_job, Ask ask);
 
   // InvalidArgument, AlreadyExists as CheckpointStore::Apply; then the batch is unchanged.
   // Returns the sequence of the last event.
@@ -50,12 +58,24 @@ class CommitWriter {
   Status CheckReferences(const Commit& commit);
   Status CheckSteps(const Commit& commit);
   Status CheckRuns(const Commit& commit);
-  Status CheckMoves(const std::vector<AliasMove>& moves, std::string_view prefix);
+  Status CheckMoves(const std::vector<AliasMove>& moves, std::string_view prefix,
+                    const Commit& commit);
+  Status CheckRetentionChanges(const Commit& commit) const;
+  Status CheckRemovals(const Commit& commit);
+  Status CheckDeletion(const Tombstone& tombstone) const;
+  Status CheckPurge(const Digest& artifact) const;
   Status RequireArtifact(const Digest& digest) const;
+  // Likewise, and that nobody deleted it. AlreadyExists if somebody did: it may have happened after
+  // the caller looked.
+  Status RequireLive(const Digest& digest, const Commit& commit) const;
   Result<ArtifactKind> KindOf(const Digest& digest) const;
   Result<std::vector<Job>> NumberJobs(const std::vector<Job>& jobs) const;
 
+  void WriteArtifacts(const PreparedCommit& prepared);
   void WriteRecords(const Commit& commit);
+  void WriteRetention(const Commit& commit);
+  void Undelete(const Digest& artifact);
+  void Purge(const Digest& artifact);
   void WriteMoves(const std::vector<AliasMove>& moves, std::string_view prefix);
   void WriteJobs(const std::vector<Job>& jobs);
   void WriteEvents(const std::vector<Event>& events);
@@ -64,8 +84,10 @@ class CommitWriter {
   const int64_t now_ms_;
   int64_t last_event_;
   int64_t last_job_;
-  const std::function<Status(const Digest&)> lost_;
+  const Ask ask_;
   std::map<Digest, ArtifactKind> own_artifacts_;  // of the commit being added
+  RetentionView retention_;                       // likewise, where it removes something
+  std::map<Digest, size_t> removable_;            // digest -> place in retention_
 };
 
 }  // namespace stockpot

@@ -44,6 +44,7 @@ struct Ingest::State {
     int64_t last_used_ms = 0;
     int calls = 0;  // in progress: such a session does not expire
     bool committing = false;
+    ChunkGuard guard;  // of what it has put or was told is there
   };
 
   CheckpointStore& store;
@@ -166,7 +167,8 @@ Result<std::string> Ingest::OpenSession(const SessionRequest& request) {
   } else if (request.step != -1 || request.resumed_from) {
     return InvalidArgument("a base has no step and resumes from nothing");
   }
-  if (request.resumed_from && !state_->store.HasArtifact(*request.resumed_from)) {
+  if (request.resumed_from && !state_->store.HasArtifact(*request.resumed_from) &&
+      !state_->store.WasPurged(*request.resumed_from)) {
     return NotFound("resumed_from: artifact " + request.resumed_from->ShortHex());
   }
   STOCKPOT_ASSIGN_OR_RETURN(std::string id, NewSessionId());
@@ -176,7 +178,9 @@ Result<std::string> Ingest::OpenSession(const SessionRequest& request) {
     return ResourceExhausted(std::to_string(state_->limits.sessions) +
                              " sessions are open: commit or abort one, or wait for one to expire");
   }
-  state_->sessions[id] = State::Session{request, state_->clock()};
+  State::Session session{.request = request, .last_used_ms = state_->clock()};
+  session.guard = state_->store.GuardChunks();
+  state_->sessions[id] = std::move(session);
   return id;
 }
 

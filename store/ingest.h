@@ -1,7 +1,7 @@
 // Sessions: how an artifact arrives from outside. A client opens a session, sends the chunks that
 // are missing, and commits a manifest; until then nothing of it is visible, and a session that is
-// left alone expires. The policy of the run (merge every n steps, what to publish) is applied in
-// the same commit, as durable jobs.
+// left alone expires; its chunks go with the next garbage collection, and not before. The policy of
+// the run (merge every n steps, what to publish) is applied in the same commit, as durable jobs.
 //
 // Thread promise: any thread. A session belongs to one client, but a second thread of it may put
 // chunks at the same time.

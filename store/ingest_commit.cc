@@ -117,7 +117,7 @@ Commit CheckpointCommit(const CheckpointStore& store, const Run& run, const Step
   commit.edges.push_back({EdgeType::kTrainedFrom, step.artifact, run.base});
   commit.events.push_back(CheckpointEvent(step, metrics));
   const bool newest = std::none_of(previous.begin(), previous.end(), [&](const StepRecord& s) {
-    return s.kind == ArtifactKind::kCheckpoint && s.step > step.step;
+    return s.kind == ArtifactKind::kCheckpoint && !s.deleted && s.step > step.step;
   });
   if (newest) MoveAlias(store, run.name + "@latest", step.artifact, "ingest", commit);
   std::vector<StepRecord> all = previous;
@@ -126,6 +126,9 @@ Commit CheckpointCommit(const CheckpointStore& store, const Run& run, const Step
     MoveAlias(store, run.name + "@best", best->artifact, "ingest", commit);
   }
   commit.jobs = JobsForCheckpoint(run, step, previous);
+  if (!store.GetRetention(run.name).KeepsEverything()) {
+    commit.jobs.push_back(MakeExpireJob(run.name));
+  }
   return commit;
 }
 
@@ -140,26 +143,27 @@ Result<CommitReply> CommitCheckpoint(CheckpointStore& store, const SessionReques
                   .kind = ArtifactKind::kCheckpoint,
                   .artifact = reply.artifact,
                   .metrics = metrics.finite};
-  const std::vector<StepRecord> previous = store.ListSteps(run.name);
-  for (const StepRecord& other : previous) {
+  for (const StepRecord& other : store.ListSteps(run.name)) {
     if (other.step != step.step || other.kind != step.kind) continue;
     if (other.artifact != step.artifact) {
       return AlreadyExists(run.name + "@" + std::to_string(step.step) + " is artifact " +
-                           other.artifact.ShortHex() + " already, not " + step.artifact.ShortHex());
+                           other.artifact.ShortHex() + " already, not " + step.artifact.ShortHex() +
+                           (other.deleted ? ": it is deleted, but not purged yet" : ""));
     }
+    if (other.deleted) break;  // the commit brings it back
     reply.existed = true;
     reply.event_sequence = store.LastEvent();
     return reply;
   }
   Result<int64_t> sequence = Unavailable("not tried");
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    Commit commit = CheckpointCommit(store, run, step, previous, metrics);
+    Commit commit = CheckpointCommit(store, run, step, store.ListSteps(run.name), metrics);
     commit.artifacts.push_back(manifest);
     if (request.resumed_from) {
       commit.edges.push_back({EdgeType::kResumedFrom, step.artifact, *request.resumed_from});
     }
     sequence = store.Apply(std::move(commit));
-    // Somebody moved RUN@latest or RUN@best by hand meanwhile: decide anew.
+    // Somebody moved RUN@latest or RUN@best, or deleted what they point at: decide anew.
     if (sequence.ok() || sequence.status().code() != StatusCode::kAlreadyExists) break;
   }
   if (!sequence.ok()) return sequence.status();

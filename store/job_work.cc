@@ -10,7 +10,8 @@
 namespace stockpot {
 namespace {
 
-constexpr int kRouteAttempts = 5;  // of a commit whose routes somebody moved meanwhile
+constexpr int kRouteAttempts = 5;            // of a commit whose routes somebody moved meanwhile
+constexpr int64_t kEventsLookedAt = 10'000;  // of those that came during an expire job
 constexpr std::string_view kMovedBy = "pipeline";
 
 Result<std::string> Argument(const Job& job, const std::string& name) {
@@ -111,10 +112,14 @@ bool LostRace(const Status& status) { return status.code() == StatusCode::kAlrea
 }  // namespace
 
 Status JobWork::Do(const Job& job, const ProgressFunction& progress) {
+  if (job.kind == JobKind::kExpire) return Expire(job);
+  // The outcome's chunks are committed long after they are put.
+  const ChunkGuard guard = store_.GuardChunks();
   return job.kind == JobKind::kMerge ? Merge(job, progress) : Publish(job, progress);
 }
 
 bool JobWork::StillStands(const Job& job) const {
+  if (job.kind == JobKind::kExpire) return false;  // there may be more to do each time
   if (job.kind != JobKind::kPublish) return true;
   const Result<PublishRequest> request = ReadPublish(job);
   if (!request.ok()) return false;
@@ -125,10 +130,31 @@ bool JobWork::StillStands(const Job& job) const {
          });
 }
 
+Status JobWork::Expire(const Job& job) {
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string run, Argument(job, "run"));
+  const int64_t seen = store_.LastEvent();
+  STOCKPOT_RETURN_IF_ERROR(store_.ApplyRetention(run).status());
+  const Status collected = store_.CollectGarbage(garbage_).status();
+  // Somebody scrubs or copies: the bytes come back with the next collection.
+  if (!collected.ok() && collected.code() != StatusCode::kUnavailable) return collected;
+  Commit commit;
+  commit.jobs.push_back(Finished(job, Digest{}));
+  // A checkpoint that came meanwhile queued this very job: once more, for it.
+  const auto since = store_.EventsSince(seen, kEventsLookedAt);
+  if (std::any_of(since.begin(), since.end(), [&](const Event& event) {
+        return event.type == "checkpoint" && event.subject == run;
+      })) {
+    commit.jobs[0] = job;
+    commit.jobs[0].state = JobState::kQueued;
+    commit.jobs[0].attempts = 0;
+  }
+  return store_.Apply(std::move(commit)).status();
+}
+
 Job JobWork::Finished(Job job, const Digest& result) const {
   job.state = JobState::kDone;
   job.error.clear();
-  job.result = result.Hex();
+  job.result = result.IsZero() ? "" : result.Hex();
   job.finished_ms = clock_();
   return job;
 }
@@ -274,7 +300,6 @@ Status JobWork::Merge(const Job& job, const ProgressFunction& progress) {
 }
 
 Status JobWork::Fail(Job job, const Status& why) {
-  const bool merge = job.kind == JobKind::kMerge;
   const bool refused =
       why.code() == StatusCode::kInvalidArgument || why.code() == StatusCode::kCorruption ||
       why.code() == StatusCode::kNotFound || why.code() == StatusCode::kAlreadyExists;
@@ -282,12 +307,23 @@ Status JobWork::Fail(Job job, const Status& why) {
   job.error = why.ToString();
   job.finished_ms = clock_();
   Event event;
-  event.type = std::string(merge ? "merge" : "publish") + (refused ? "_refused" : "_failed");
+  event.type = std::string(JobKindName(job.kind)) +
+               (refused && job.kind != JobKind::kExpire ? "_refused" : "_failed");
   event.fields = job.args;
   event.fields["reason"] = why.message();
   event.fields["code"] = StatusCodeName(why.code());
   event.fields["job"] = job.key;
-  event.subject = merge ? job.args["run"] + "@" + job.args["step"] : job.args["artifact"];
+  switch (job.kind) {
+    case JobKind::kMerge:
+      event.subject = job.args["run"] + "@" + job.args["step"];
+      break;
+    case JobKind::kPublish:
+      event.subject = job.args["artifact"];
+      break;
+    case JobKind::kExpire:
+      event.subject = job.args["run"];
+      break;
+  }
   Commit commit;
   commit.jobs.push_back(std::move(job));
   commit.events.push_back(std::move(event));

@@ -8,11 +8,15 @@
 
 namespace stockpot {
 
-// Thread promise: one caller at a time.
+// `options` must outlive it. Thread promise: one caller at a time.
 class JobWork {
  public:
-  JobWork(CheckpointStore& store, const MergeFunction& merge, int threads, const Clock& clock)
-      : store_(store), merge_(merge), clock_(clock), threads_(threads) {}
+  JobWork(CheckpointStore& store, const Pipeline::Options& options)
+      : store_(store),
+        merge_(options.merge),
+        clock_(options.clock),
+        garbage_{.bytes_per_second = options.expire_bytes_per_second},
+        threads_(options.threads) {}
 
   // Does the job and commits its outcome, with the job's state kDone. On an error nothing is
   // visible.
@@ -40,11 +44,13 @@ class JobWork {
   Result<std::vector<std::string>> RouteNames(const Manifest& source, const Digest& source_digest,
                                               PublishCodec codec, const std::string& name) const;
   Status Merge(const Job& job, const ProgressFunction& progress);
+  Status Expire(const Job& job);
   Job Finished(Job job, const Digest& result) const;
 
   CheckpointStore& store_;
   const MergeFunction& merge_;
   const Clock& clock_;
+  const GarbageOptions garbage_;
   ThreadPool threads_;
 };
 

@@ -30,6 +30,11 @@ Result<std::shared_ptr<FileHandle>> PackReader::Open(uint32_t pack) const {
   return *file;
 }
 
+void PackReader::Forget(uint32_t pack) const {
+  std::lock_guard lock(mutex_);
+  open_.erase(pack);
+}
+
 Status PackReader::ReadBytes(const ChunkLocation& location, uint64_t offset,
                              std::span<std::byte> out) const {
   STOCKPOT_ASSIGN_OR_RETURN(const auto file, Open(location.pack));

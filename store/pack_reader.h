@@ -30,6 +30,10 @@ class PackReader {
   Status ReadAndCheckRecord(const Digest& digest, const ChunkLocation& location,
                             std::span<std::byte> out) const;
 
+  // Lets go of a pack's descriptor, so that unlinking the file gives its bytes back as soon as the
+  // reads that are at it are done.
+  void Forget(uint32_t pack) const;
+
   // Verifies the header of a pack file.
   Status CheckPack(uint32_t number) const;
 

@@ -64,6 +64,7 @@ Status PackWriter::Append(const Digest& digest, std::span<const std::byte> data,
 }
 
 Status PackWriter::AppendOnce(const Digest& digest, std::span<const std::byte> data, uint32_t crc) {
+  STOCKPOT_RETURN_IF_ERROR(Reach("pack.append"));
   STOCKPOT_RETURN_IF_ERROR(EnsurePack());
   ChunkLocation location;
   location.pack = current_->number;
@@ -71,7 +72,9 @@ Status PackWriter::AppendOnce(const Digest& digest, std::span<const std::byte> d
   location.length = static_cast<uint32_t>(data.size());
   location.crc = crc;
   STOCKPOT_RETURN_IF_ERROR(CopyIn(EncodeRecordHeader(digest, location.length, crc)));
+  STOCKPOT_RETURN_IF_ERROR(Reach("pack.append.header"));
   STOCKPOT_RETURN_IF_ERROR(CopyIn(data));
+  STOCKPOT_RETURN_IF_ERROR(Reach("pack.append.data"));
   std::lock_guard lock(mutex_);
   if (!current_->failure.ok()) return current_->failure;
   pending_[digest] = Pending{location, current_};
@@ -103,11 +106,13 @@ Status PackWriter::OpenPack() {
     std::lock_guard lock(mutex_);
     pack->number = next_pack_++;
   }
+  STOCKPOT_RETURN_IF_ERROR(Reach("pack.create"));
   // O_EXCL: a pack that is there already is never appended to, whatever the numbers say.
   Result<std::shared_ptr<FileHandle>> file =
       OpenFile(PackPath(options_.directory, pack->number), O_WRONLY | O_CREAT | O_EXCL);
   if (!file.ok()) return file.status().WithContext("new pack");
   pack->handle = *file;
+  STOCKPOT_RETURN_IF_ERROR(Reach("pack.created"));
   pack->direct = TryDirect(*pack->handle);
   buffer_offset_ = 0;
   buffer_fill_ = 0;
@@ -217,15 +222,20 @@ Status PackWriter::WriteTask(const Task& task) {
       pack.preallocated = INT64_MAX;  // do not ask again
     }
   }
-  return WriteExactly(*pack.handle, task.offset,
-                      {task.buffer.get(), static_cast<size_t>(task.length)}, pack.direct);
+  STOCKPOT_RETURN_IF_ERROR(Reach("pack.write"));
+  STOCKPOT_RETURN_IF_ERROR(WriteExactly(*pack.handle, task.offset,
+                                        {task.buffer.get(), static_cast<size_t>(task.length)},
+                                        pack.direct));
+  return Reach("pack.written");
 }
 
 // Makes a full pack durable early, so that its descriptor can be closed.
 Status PackWriter::FinishPack(PackFile& pack) {
   // Gives back what was preallocated past the end; failing that costs space only.
   [[maybe_unused]] const int trimmed = ::ftruncate(pack.handle->fd(), pack.written);
+  STOCKPOT_RETURN_IF_ERROR(Reach("pack.finish"));
   STOCKPOT_RETURN_IF_ERROR(SyncFileData(*pack.handle));
+  STOCKPOT_RETURN_IF_ERROR(Reach("pack.finish.synced"));
   return SyncDirectory(options_.directory);
 }
 
@@ -281,9 +291,13 @@ std::vector<IndexedChunk> PackWriter::Sync() {
     }
   }
   for (Target& target : targets) {
-    if (target.handle != nullptr) target.status = SyncFileData(*target.handle);
+    if (target.handle == nullptr) continue;
+    target.status = Reach("pack.sync");
+    if (target.status.ok()) target.status = SyncFileData(*target.handle);
+    if (target.status.ok()) target.status = Reach("pack.sync.data");
   }
-  const Status directory = directory_dirty ? SyncDirectory(options_.directory) : OkStatus();
+  Status directory = directory_dirty ? Reach("pack.sync.directory") : OkStatus();
+  if (directory_dirty && directory.ok()) directory = SyncDirectory(options_.directory);
 
   std::vector<IndexedChunk> durable;
   std::lock_guard lock(mutex_);
@@ -346,6 +360,34 @@ Status PackWriter::WaitUntilReadable(const Digest& digest) {
            !chunk.pack->failure.ok();
   });
   return chunk.pack->failure;
+}
+
+void PackWriter::Roll() {
+  const std::lock_guard append_lock(append_mutex_);
+  if (current_ == nullptr) return;
+  const std::shared_ptr<PackFile> pack = current_;
+  ClosePack();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return pack->handle == nullptr; });
+}
+
+std::optional<uint32_t> PackWriter::current_pack() {
+  const std::lock_guard append_lock(append_mutex_);
+  if (current_ == nullptr) return std::nullopt;
+  return current_->number;
+}
+
+bool PackWriter::IsOpen(uint32_t pack) {
+  const std::lock_guard append_lock(append_mutex_);
+  if (current_ != nullptr && current_->number == pack) return true;
+  const std::lock_guard lock(mutex_);
+  for (const auto& other : unsynced_) {
+    if (other->number == pack) return true;
+  }
+  for (const auto& [digest, chunk] : pending_) {
+    if (chunk.location.pack == pack) return true;
+  }
+  return false;
 }
 
 Status PackWriter::LostReason(const Digest& digest) const {

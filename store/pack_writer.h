@@ -24,6 +24,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
@@ -31,6 +32,7 @@
 
 #include "kernels/base/status.h"
 #include "store/digest.h"
+#include "store/failpoints.h"
 #include "store/file_handle.h"
 #include "store/pack_format.h"
 
@@ -47,6 +49,7 @@ class PackWriter {
     std::filesystem::path directory;  // exists
     int64_t pack_bytes = 0;           // a pack over this is closed
     uint32_t next_pack = 1;           // the first number to use; never one that was used before
+    std::shared_ptr<Failpoints> failpoints;  // null: none
   };
   explicit PackWriter(Options options);
   ~PackWriter();  // finishes queued writes; what no Sync covered stays unreferenced
@@ -62,6 +65,15 @@ class PackWriter {
 
   std::vector<IndexedChunk> Sync();
   void MarkIndexed(std::span<const IndexedChunk> chunks);
+
+  // Closes the pack that is being filled, and returns when it is closed; the next append takes a
+  // new one.
+  void Roll();
+  // The pack that is being filled; null: none.
+  std::optional<uint32_t> current_pack();
+  // Whether the pack can still come to hold chunks that the index does not name: it is being filled
+  // or written, or has pending chunks.
+  bool IsOpen(uint32_t pack);
 
   // Why an appended chunk was lost; OK if it was not.
   Status LostReason(const Digest& digest) const;
@@ -96,6 +108,7 @@ class PackWriter {
     std::shared_ptr<PackFile> pack;
   };
 
+  Status Reach(std::string_view name) const { return ReachFailpoint(options_.failpoints, name); }
   Status AppendOnce(const Digest& digest, std::span<const std::byte> data, uint32_t crc);
   Status EnsurePack();
   Status OpenPack();

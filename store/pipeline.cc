@@ -29,7 +29,7 @@ struct Pipeline::State {
   State(CheckpointStore& the_store, Options the_options)
       : store(the_store),
         options(std::move(the_options)),
-        work(store, options.merge, options.threads, options.clock) {}
+        work(store, options) {}
 
   // --- constant ---
   CheckpointStore& store;

@@ -1,13 +1,17 @@
-// The durable jobs: merge and publish. One runner thread takes queued jobs in order, does the work,
-// and commits the outcome together with the job's new state, so that a restart resumes exactly what
-// was not finished and does nothing twice.
+// The durable jobs: merge, publish and expire. One runner thread takes queued jobs in order, does
+// the work, and commits the outcome together with the job's new state, so that a restart resumes
+// exactly what was not finished and does nothing twice.
 //
 // One commit each:
 //   publish  variant, edge compressed_from, routes (policy.h RouteNamesFor), job done, events
 //   merge    merged artifact, edges merged_from, step record, follow-up publish jobs (policy.h
 //            JobsForMerge), job done, event
-// A merge whose (run, step) has another merge already is committed without a step record: it is
-// found by its digest, and published under a given name.
+// An expire job applies the retention of its run (store/retention.h) and collects garbage, as
+// CheckpointStore::ApplyRetention and CollectGarbage do it; it leaves the collection to the next
+// one while a scrub or backup runs. It is queued in the commit of a checkpoint, never before it;
+// the artifacts that queued and running jobs name stay. A merge whose (run, step) has another merge
+// already is committed without a step record: it is found by its digest, and published under a
+// given name.
 //
 // Events (fields are text; digests hex):
 //   "job"      a job was submitted.        subject: key. fields: kind
@@ -21,7 +25,9 @@
 //   routes stay.
 //              subject: the artifact (merge: run@step). fields: reason, code, job, and the job's
 //              arguments
-//   "publish_failed", "merge_failed"       anything else, after the last attempt. Fields likewise
+//   "delete", "undelete", "purge", "gc"    see store/README.md
+//   "publish_failed", "merge_failed", "expire_failed"       anything else, after the last attempt.
+//   Fields likewise
 #pragma once
 
 #include <functional>
@@ -50,6 +56,7 @@ class Pipeline {
     int max_attempts = 3;  // of a retryable failure (kernels/base/status.h); others fail at once
     int64_t backoff_ms = 200;  // before the second attempt; doubles with each
     Clock clock;               // REQUIRES: set
+    int64_t expire_bytes_per_second = int64_t{100} << 20;  // of compaction; 0: no throttle
   };
   // Starts the runner; a job that was running when the last one ended is done again. `store` must
   // outlive the pipeline.

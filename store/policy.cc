@@ -27,7 +27,7 @@ const StepRecord* BestStep(const RunConfig& config, const std::vector<StepRecord
   double best_value = 0;
   for (const StepRecord& step : steps) {
     const double* metric = FindMetric(step, config.best_metric);
-    if (step.kind != ArtifactKind::kCheckpoint || metric == nullptr) continue;
+    if (step.kind != ArtifactKind::kCheckpoint || step.deleted || metric == nullptr) continue;
     const bool wins = best == nullptr ||
                       (config.best_is_lower ? *metric < best_value : *metric > best_value) ||
                       (*metric == best_value && step.step < best->step);
@@ -43,7 +43,7 @@ std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
   // A checkpoint that arrives late does not merge with what came after it.
   std::vector<StepRecord> earlier;
   for (const StepRecord& step : previous) {
-    if (step.kind == ArtifactKind::kCheckpoint && step.step < checkpoint.step) {
+    if (step.kind == ArtifactKind::kCheckpoint && !step.deleted && step.step < checkpoint.step) {
       earlier.push_back(step);
     }
   }
@@ -105,6 +105,10 @@ Job MakeMergeJob(const std::string& run, int64_t step, const std::vector<Digest>
   for (const Digest& parent : sorted) made += "/" + parent.Hex();
   job.key = "merge/" + run + "/" + std::to_string(step) + "/" + Sha256(made).ShortHex();
   return job;
+}
+
+Job MakeExpireJob(const std::string& run) {
+  return {.key = "expire/" + run, .kind = JobKind::kExpire, .args = {{"run", run}}};
 }
 
 std::vector<std::string> RouteNamesFor(const StepRecord& source, PublishCodec codec,

@@ -12,7 +12,8 @@
 namespace stockpot {
 
 // The best of the checkpoints in `steps` by the run's metric (RunConfig::best_metric); ties go to
-// the earlier step, steps without the metric do not count. Null: none. Points into `steps`.
+// the earlier step; steps without the metric and deleted ones do not count. Null: none. Points into
+// `steps`.
 const StepRecord* BestStep(const RunConfig& config, const std::vector<StepRecord>& steps);
 
 // The jobs a new checkpoint causes: a merge of {it, the best previous one} when
@@ -32,6 +33,10 @@ Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string
 // ("true" or "false").
 Job MakeMergeJob(const std::string& run, int64_t step, const std::vector<Digest>& parents,
                  const MonoSoupOptions& options);
+
+// key "expire/<run>"; args run. Applies the run's retention, then collects garbage. Queued by every
+// checkpoint of a run that has rules, in the commit of the checkpoint: never before it.
+Job MakeExpireJob(const std::string& run);
 
 // Where a variant of `source` answers: the given name, or by default
 //   checkpoint: RUN@STEP, RUN@latest (if no newer step is served), RUN@best (if it is the best)

@@ -175,4 +175,59 @@ Result<Eval> DecodeEval(std::string_view text) {
   });
 }
 
+std::string EncodeRetention(const RetentionPolicy& policy) {
+  json best = json::array();
+  for (const RetentionPolicy::Best& rule : policy.best) {
+    best.push_back({{"metric", rule.metric}, {"lower", rule.lower}, {"keep", rule.keep}});
+  }
+  return Dump({{"keep_last", policy.keep_last},
+               {"best", best},
+               {"every", policy.every},
+               {"grace_ms", policy.grace_ms}});
+}
+
+Result<RetentionPolicy> DecodeRetention(std::string_view text) {
+  return Decode<RetentionPolicy>(text, "retention", [](const json& j, RetentionPolicy& policy) {
+    // No key may be missing here: a rule that is not read would delete what it keeps.
+    policy.keep_last = j.at("keep_last").get<int64_t>();
+    policy.every = j.at("every").get<int64_t>();
+    policy.grace_ms = j.at("grace_ms").get<int64_t>();
+    for (const json& rule : j.at("best")) {
+      policy.best.push_back({.metric = ReadName(rule, "metric"),
+                             .lower = rule.at("lower").get<bool>(),
+                             .keep = rule.at("keep").get<int64_t>()});
+    }
+  });
+}
+
+std::string EncodePin(const Pin& pin) {
+  return Dump({{"time_ms", pin.time_ms}, {"by", pin.by}, {"why", pin.why}});
+}
+
+Result<Pin> DecodePin(const Digest& artifact, std::string_view text) {
+  return Decode<Pin>(text, "pin", [&](const json& j, Pin& pin) {
+    pin.artifact = artifact;
+    Read(j, "time_ms", pin.time_ms);
+    Read(j, "by", pin.by);
+    Read(j, "why", pin.why);
+  });
+}
+
+std::string EncodeTombstone(const Tombstone& tombstone) {
+  return Dump({{"deleted_ms", tombstone.deleted_ms},
+               {"purge_ms", tombstone.purge_ms},
+               {"by", tombstone.by},
+               {"why", tombstone.why}});
+}
+
+Result<Tombstone> DecodeTombstone(const Digest& artifact, std::string_view text) {
+  return Decode<Tombstone>(text, "tombstone", [&](const json& j, Tombstone& tombstone) {
+    tombstone.artifact = artifact;
+    tombstone.deleted_ms = j.at("deleted_ms").get<int64_t>();
+    tombstone.purge_ms = j.at("purge_ms").get<int64_t>();
+    Read(j, "by", tombstone.by);
+    Read(j, "why", tombstone.why);
+  });
+}
+
 }  // namespace stockpot

@@ -29,4 +29,13 @@ Result<Job> DecodeJob(std::string_view json);
 std::string EncodeEval(const Eval& eval);
 Result<Eval> DecodeEval(std::string_view json);
 
+std::string EncodeRetention(const RetentionPolicy& policy);
+Result<RetentionPolicy> DecodeRetention(std::string_view json);
+
+// The values of pins and tombstones; the artifact is the key's.
+std::string EncodePin(const Pin& pin);
+Result<Pin> DecodePin(const Digest& artifact, std::string_view json);
+std::string EncodeTombstone(const Tombstone& tombstone);
+Result<Tombstone> DecodeTombstone(const Digest& artifact, std::string_view json);
+
 }  // namespace stockpot

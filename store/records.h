@@ -44,6 +44,7 @@ struct StepRecord {
   Digest artifact;
   std::map<std::string, double> metrics;  // as reported by the trainer; finite
   int64_t committed_ms = 0;
+  bool deleted = false;  // has a tombstone; not part of the record
 };
 
 enum class EdgeType : uint8_t {
@@ -88,9 +89,9 @@ struct Event {
   std::map<std::string, std::string> fields;
 };
 
-enum class JobKind : uint8_t { kMerge, kPublish };
+enum class JobKind : uint8_t { kMerge, kPublish, kExpire };
 enum class JobState : uint8_t { kQueued, kRunning, kDone, kFailed };
-std::string_view JobKindName(JobKind kind);  // "merge", "publish"
+std::string_view JobKindName(JobKind kind);  // "merge", "publish", "expire"
 Result<JobKind> JobKindFromName(std::string_view name);
 std::string_view JobStateName(JobState state);  // "queued", "running", "done", "failed"
 Result<JobState> JobStateFromName(std::string_view name);
@@ -132,5 +133,42 @@ struct Eval {
   int64_t time_ms = 0;
   std::string by;
 };
+
+// Which checkpoints and merges of a run stay. One that any rule wants stays; without a rule
+// everything does. What the rules mean and what stays whatever they say: store/retention.h.
+struct RetentionPolicy {
+  struct Best {
+    std::string metric;  // of the step ("loss"), or of an evaluation ("loss", "TASK/METRIC")
+    bool lower = true;   // is better
+    int64_t keep = 1;
+    bool operator==(const Best&) const = default;
+  };
+  int64_t keep_last = 0;   // the newest n checkpoints and the newest n merges; 0: no such rule
+  std::vector<Best> best;  // the best k by each metric
+  int64_t every = 0;       // steps that are multiples of it; 0: no such rule
+  int64_t grace_ms = int64_t{7} * 24 * 3600 * 1000;  // from the deletion to the end of undelete
+
+  bool KeepsEverything() const { return keep_last == 0 && best.empty() && every == 0; }
+  bool operator==(const RetentionPolicy&) const = default;
+};
+
+// Keeps an artifact, whatever a policy or a person's `delete` says, until it is taken off.
+struct Pin {
+  Digest artifact;
+  int64_t time_ms = 0;
+  std::string by;
+  std::string why;
+};
+
+// A deleted artifact. Until `purge_ms` it is readable and undelete brings it back; nothing new may
+// refer to it. After that the next garbage collection removes it for good.
+struct Tombstone {
+  Digest artifact;
+  int64_t deleted_ms = 0;
+  int64_t purge_ms = 0;
+  std::string by;  // a person, or kRetentionAuthor
+  std::string why;
+};
+inline constexpr std::string_view kRetentionAuthor = "retention";
 
 }  // namespace stockpot

@@ -66,13 +66,22 @@ Status ListChunks(const Catalog& catalog, std::vector<IndexedChunk>& chunks,
 
 Result<ScrubReport> CheckpointStore::Scrub(
     const std::function<void(int64_t done, int64_t total)>& progress) const {
+  const std::shared_lock maintenance(impl_->maintenance_mutex, std::try_to_lock);
+  if (!maintenance.owns_lock()) {
+    return Unavailable("a garbage collection is running: try again after it");
+  }
+  return impl_->ScrubAll(*this, progress);
+}
+
+Result<ScrubReport> CheckpointStore::Impl::ScrubAll(
+    const CheckpointStore& store, const std::function<void(int64_t, int64_t)>& progress) const {
   ScrubReport report;
-  DamageByChunk damaged;
+  DamageByChunk damage;
   std::vector<IndexedChunk> chunks;
   // The artifacts first: whatever they name was indexed before, so the listing of chunks that
   // follows holds it, however many commits go on beside.
-  const std::vector<Digest> artifacts = ListArtifacts();
-  STOCKPOT_RETURN_IF_ERROR(ListChunks(*impl_->catalog, chunks, damaged));
+  const std::vector<Digest> artifacts = store.ListArtifacts();
+  STOCKPOT_RETURN_IF_ERROR(ListChunks(*catalog, chunks, damage));
   for (const IndexedChunk& chunk : chunks) report.bytes += chunk.location.length;
   report.chunks = static_cast<int64_t>(chunks.size());
 
@@ -85,25 +94,30 @@ Result<ScrubReport> CheckpointStore::Scrub(
     indexed.insert(chunk.digest);
     if (chunk.location.pack != pack) {
       pack = chunk.location.pack;
-      pack_status = impl_->reader->CheckPack(pack);
+      pack_status = reader->CheckPack(pack);
     }
-    const Status status = impl_->ReadChunkInto(
-        chunk.digest, chunk.location, std::span(buffer).first(chunk.location.length), true);
-    if (!status.ok()) AddDamage(damaged, chunk.digest, status);
-    if (!pack_status.ok()) AddDamage(damaged, chunk.digest, pack_status);
+    const Status status = ReadChunkInto(chunk.digest, chunk.location,
+                                        std::span(buffer).first(chunk.location.length), true);
+    if (!status.ok()) AddDamage(damage, chunk.digest, status);
+    if (!pack_status.ok()) AddDamage(damage, chunk.digest, pack_status);
     done += chunk.location.length;
     if (progress) progress(done, report.bytes);
   }
   for (const Digest& artifact : artifacts) {
-    const Result<Manifest> manifest = GetManifest(artifact);
+    const Result<Manifest> manifest = store.GetManifest(artifact);
     if (manifest.ok()) {
-      TraceDamage(artifact, *manifest, indexed, damaged);
-    } else {
-      AddDamage(damaged, artifact, manifest.status());
-      damaged[artifact].needed_by.push_back("artifact " + artifact.Hex());
+      TraceDamage(artifact, *manifest, indexed, damage);
+    } else if (store.HasArtifact(artifact)) {
+      AddDamage(damage, artifact, manifest.status());
+      damage[artifact].needed_by.push_back("artifact " + artifact.Hex());
     }
   }
-  for (auto& [digest, damage] : damaged) report.damaged.push_back(std::move(damage));
+  const std::lock_guard guard(damaged_mutex);
+  damaged.clear();
+  for (auto& [digest, found] : damage) {
+    damaged.insert(digest);
+    report.damaged.push_back(std::move(found));
+  }
   return report;
 }
 

@@ -28,6 +28,8 @@ using apache::thrift::protocol::TProtocolException;
 using apache::thrift::transport::TSocket;
 using apache::thrift::transport::TTransportException;
 
+constexpr int kDayMs = 24 * 60 * 60 * 1000;  // for calls that read the whole store
+
 std::vector<std::string> RawDigests(std::span<const Digest> digests) {
   std::vector<std::string> raw;
   raw.reserve(digests.size());
@@ -354,6 +356,43 @@ Result<Digest> Client::Resolve(const std::string& id) {
   return Digest::FromHex(hex);
 }
 
+Result<rpc::RetentionPolicy> Client::SetRetention(const std::string& run,
+                                                  const rpc::RetentionPolicy& policy) {
+  return Call<rpc::RetentionPolicy>("set_retention", [&](Connection& c, auto& out) {
+    c.lineage->set_retention(out, run, policy);
+  });
+}
+
+Result<rpc::RetentionReport> Client::Retention(const std::string& run) {
+  return Call<rpc::RetentionReport>(
+      "retention", [&](Connection& c, auto& out) { c.lineage->retention(out, run); });
+}
+
+Status Client::Pin(const std::string& id, const std::string& by, const std::string& why) {
+  return Guarded("pin", 0, [&] { connection_->lineage->pin(id, by, why); });
+}
+
+Status Client::Unpin(const std::string& id) {
+  return Guarded("unpin", 0, [&] { connection_->lineage->unpin(id); });
+}
+
+Status Client::Delete(const std::string& id, int64_t grace_ms, const std::string& by,
+                      const std::string& why) {
+  return Guarded("delete", 0,
+                 [&] { connection_->lineage->delete_artifact(id, grace_ms, by, why); });
+}
+
+Status Client::Undelete(const std::string& id) {
+  return Guarded("undelete", 0, [&] { connection_->lineage->undelete(id); });
+}
+
+Result<rpc::GcReply> Client::CollectGarbage(bool dry_run, int64_t bytes_per_second) {
+  rpc::GcReply reply;
+  STOCKPOT_RETURN_IF_ERROR(
+      Guarded("gc", kDayMs, [&] { connection_->lineage->gc(reply, dry_run, bytes_per_second); }));
+  return reply;
+}
+
 Result<rpc::Job> Client::Merge(const MergeRequest& request) {
   return Call<rpc::Job>("merge", [&](Connection& c, auto& out) {
     c.control->merge(out, request.ids, request.run, request.step, request.energy, request.rank,
@@ -399,10 +438,17 @@ Result<std::vector<rpc::Event>> Client::Watch(int64_t since, int32_t limit, int3
   return events;
 }
 
-Result<rpc::ScrubReply> Client::Scrub() {
-  constexpr int kDayMs = 24 * 60 * 60 * 1000;
+Result<rpc::ScrubReply> Client::Scrub(const std::string& repair_from) {
   rpc::ScrubReply reply;
-  STOCKPOT_RETURN_IF_ERROR(Guarded("scrub", kDayMs, [&] { connection_->control->scrub(reply); }));
+  STOCKPOT_RETURN_IF_ERROR(
+      Guarded("scrub", kDayMs, [&] { connection_->control->scrub(reply, repair_from); }));
+  return reply;
+}
+
+Result<rpc::BackupReply> Client::Backup(const std::string& directory) {
+  rpc::BackupReply reply;
+  STOCKPOT_RETURN_IF_ERROR(
+      Guarded("backup", kDayMs, [&] { connection_->control->backup(reply, directory); }));
   return reply;
 }
 

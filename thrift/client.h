@@ -103,6 +103,16 @@ class Client {
                                const std::string& by,
                                const std::optional<std::string>& expected = std::nullopt);
   Result<Digest> Resolve(const std::string& id);
+  Result<rpc::RetentionPolicy> SetRetention(const std::string& run,
+                                            const rpc::RetentionPolicy& policy);
+  Result<rpc::RetentionReport> Retention(const std::string& run);
+  Status Pin(const std::string& id, const std::string& by, const std::string& why);
+  Status Unpin(const std::string& id);
+  Status Delete(const std::string& id, int64_t grace_ms, const std::string& by,
+                const std::string& why);
+  Status Undelete(const std::string& id);
+  // Waits as long as the daemon works on it. 0: no throttle.
+  Result<rpc::GcReply> CollectGarbage(bool dry_run, int64_t bytes_per_second);
 
   // --- control ---
   struct MergeRequest {
@@ -124,8 +134,11 @@ class Client {
   Result<rpc::DaemonStatus> GetStatus();
   // Events after `since`; waits up to `timeout_ms` (at most 30 s) for the first one.
   Result<std::vector<rpc::Event>> Watch(int64_t since, int32_t limit, int32_t timeout_ms);
-  // Reads the whole store: waits as long as the daemon works on it.
-  Result<rpc::ScrubReply> Scrub();
+  // Reads the whole store: waits as long as the daemon works on it. `repair_from`: a backup on the
+  // daemon's machine that has what is damaged; empty: only reports.
+  Result<rpc::ScrubReply> Scrub(const std::string& repair_from = "");
+  // Into a folder of the daemon's machine, absolute. Waits likewise.
+  Result<rpc::BackupReply> Backup(const std::string& directory);
 
  private:
   struct Connection;

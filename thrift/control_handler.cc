@@ -152,10 +152,26 @@ class ControlHandler : public rpc::ControlServiceIf {
     });
   }
 
-  void scrub(rpc::ScrubReply& reply) override {
+  void scrub(rpc::ScrubReply& reply, const std::string& repair_from) override {
     Answer([&]() -> Status {
-      STOCKPOT_ASSIGN_OR_RETURN(const ScrubReport report, store_.Scrub(nullptr));
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(repair_from, "the folder"));
+      STOCKPOT_ASSIGN_OR_RETURN(
+          const ScrubReport report,
+          repair_from.empty() ? store_.Scrub(nullptr) : store_.Repair(repair_from, nullptr));
       reply = ToRpc(report);
+      return OkStatus();
+    });
+  }
+
+  void backup(rpc::BackupReply& reply, const std::string& directory) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(directory, "the folder"));
+      STOCKPOT_ASSIGN_OR_RETURN(const BackupReport report, store_.BackupTo(directory, nullptr));
+      reply.artifacts = report.artifacts;
+      reply.total_chunks = report.total_chunks;
+      reply.copied_chunks = report.copied_chunks;
+      reply.copied_bytes = report.copied_bytes;
+      reply.event = report.event;
       return OkStatus();
     });
   }

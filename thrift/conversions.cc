@@ -111,6 +111,17 @@ Result<ShardCommit> ShardFromRpc(const rpc::Shard& shard) {
   return out;
 }
 
+Result<RetentionPolicy> RetentionPolicyFromRpc(const rpc::RetentionPolicy& policy) {
+  RetentionPolicy out;
+  out.keep_last = policy.keep_last;
+  for (const rpc::BestRule& rule : policy.best) {
+    out.best.push_back({rule.metric, rule.lower, rule.keep});
+  }
+  out.every = policy.every;
+  out.grace_ms = policy.grace_ms;
+  return out;  // the store checks the values
+}
+
 rpc::Kind ToRpc(ArtifactKind kind) {
   switch (kind) {
     case ArtifactKind::kBase:
@@ -236,6 +247,7 @@ rpc::ScrubReply ToRpc(const ScrubReport& report) {
     entry.chunk = RawBytes(damage.chunk);
     entry.error = damage.error;
     entry.needed_by = damage.needed_by;
+    entry.repaired = damage.repaired;
   }
   return out;
 }
@@ -245,6 +257,42 @@ rpc::CommitReply ToRpc(const CommitReply& reply) {
   out.artifact = RawBytes(reply.artifact);
   out.event_sequence = reply.event_sequence;
   out.existed = reply.existed;
+  return out;
+}
+
+rpc::RetentionPolicy ToRpc(const RetentionPolicy& policy) {
+  rpc::RetentionPolicy out;
+  out.keep_last = policy.keep_last;
+  for (const RetentionPolicy::Best& rule : policy.best) {
+    rpc::BestRule& entry = out.best.emplace_back();
+    entry.metric = rule.metric;
+    entry.lower = rule.lower;
+    entry.keep = rule.keep;
+  }
+  out.every = policy.every;
+  out.grace_ms = policy.grace_ms;
+  return out;
+}
+
+rpc::GcReply ToRpc(const RetentionChanges& changes, const GarbageReport& report) {
+  rpc::GcReply out;
+  for (const Digest& digest : changes.deleted) out.deleted.push_back(RawBytes(digest));
+  for (const Digest& digest : changes.undeleted) out.undeleted.push_back(RawBytes(digest));
+  for (const GarbageReport::Gone& gone : report.artifacts) {
+    rpc::GoneArtifact& entry = out.purged.emplace_back();
+    entry.artifact = RawBytes(gone.artifact);
+    entry.kind = ToRpc(gone.kind);
+    entry.run = gone.run;
+    entry.step = gone.step;
+    entry.bytes = gone.bytes;
+  }
+  out.chunks = report.chunks;
+  out.chunk_bytes = report.chunk_bytes;
+  out.packs_compacted = report.packs_compacted;
+  out.packs_removed = report.packs_removed;
+  out.copied_bytes = report.copied_bytes;
+  out.pack_bytes_before = report.pack_bytes_before;
+  out.pack_bytes_after = report.pack_bytes_after;
   return out;
 }
 

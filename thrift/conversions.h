@@ -23,6 +23,8 @@ Result<Part> PartFromRpc(const rpc::Part& part, const std::string& what);
 Result<ShardCommit> ShardFromRpc(const rpc::Shard& shard);
 Result<std::vector<Digest>> DigestsFromRpc(const std::vector<std::string>& raw);
 
+Result<RetentionPolicy> RetentionPolicyFromRpc(const rpc::RetentionPolicy& policy);
+
 // --- onto the wire ---
 rpc::Kind ToRpc(ArtifactKind kind);
 rpc::RunConfig ToRpc(const RunConfig& config);
@@ -37,5 +39,7 @@ rpc::Job ToRpc(const Job& job);  // share: 1 when done, else 0
 rpc::Event ToRpc(const Event& event);
 rpc::ScrubReply ToRpc(const ScrubReport& report);
 rpc::CommitReply ToRpc(const CommitReply& reply);
+rpc::RetentionPolicy ToRpc(const RetentionPolicy& policy);
+rpc::GcReply ToRpc(const RetentionChanges& changes, const GarbageReport& report);
 
 }  // namespace stockpot

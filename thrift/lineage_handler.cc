@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "store/retention.h"
 #include "thrift/conversions.h"
 #include "thrift/handlers.h"
 
@@ -65,6 +66,7 @@ class LineageHandler : public rpc::LineageServiceIf {
       STOCKPOT_RETURN_IF_ERROR(store_.GetRun(run).status());
       const NameIndex names(store_);
       for (const StepRecord& step : store_.ListSteps(run)) {
+        if (!store_.HasArtifact(step.artifact)) continue;  // purged since the listing
         rpc::LogEntry& entry = reply.emplace_back();
         entry.step = ToRpc(step);
         STOCKPOT_ASSIGN_OR_RETURN(entry.artifact, Info(step.artifact, names));
@@ -127,7 +129,107 @@ class LineageHandler : public rpc::LineageServiceIf {
     });
   }
 
+  void set_retention(rpc::RetentionPolicy& reply, const std::string& run,
+                     const rpc::RetentionPolicy& policy) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+      STOCKPOT_ASSIGN_OR_RETURN(const RetentionPolicy parsed, RetentionPolicyFromRpc(policy));
+      Commit commit;
+      commit.retention.push_back({run, parsed});
+      commit.events.push_back({.type = "retention",
+                               .subject = run,
+                               .fields = {{"keep_last", std::to_string(parsed.keep_last)},
+                                          {"best", std::to_string(parsed.best.size())},
+                                          {"every", std::to_string(parsed.every)}}});
+      STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
+      reply = ToRpc(store_.GetRetention(run));
+      return OkStatus();
+    });
+  }
+
+  void retention(rpc::RetentionReport& reply, const std::string& run) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+      STOCKPOT_RETURN_IF_ERROR(store_.GetRun(run).status());
+      reply.policy = ToRpc(store_.GetRetention(run));
+      STOCKPOT_ASSIGN_OR_RETURN(const RetentionView view, store_.Retention());
+      for (size_t i = 0; i < view.fates.size(); ++i) {
+        const RetentionArtifact& artifact = view.inputs.artifacts[i];
+        if (artifact.run != run) continue;
+        rpc::Fate& fate = reply.fates.emplace_back();
+        fate.artifact = RawBytes(artifact.digest);
+        fate.kind = ToRpc(artifact.kind);
+        fate.step = artifact.step;
+        for (const Keep& keep : view.fates[i].keeps) fate.reasons.push_back(KeepText(keep));
+        if (artifact.tombstone) fate.purge_ms = std::max<int64_t>(artifact.tombstone->purge_ms, 1);
+        const Result<Summary> summary = Summarised(artifact.digest);
+        if (summary.ok()) fate.stored_bytes = summary->stored_bytes;
+      }
+      std::stable_sort(reply.fates.begin(), reply.fates.end(),
+                       [](const auto& a, const auto& b) { return a.step < b.step; });
+      return OkStatus();
+    });
+  }
+
+  void pin(const std::string& id, const std::string& by, const std::string& why) override {
+    Answer([&] { return SetPin(id, by, why, true); });
+  }
+
+  void unpin(const std::string& id) override {
+    Answer([&] { return SetPin(id, "", "", false); });
+  }
+
+  void delete_artifact(const std::string& id, int64_t grace_ms, const std::string& by,
+                       const std::string& why) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckRetention({.grace_ms = grace_ms}));
+      if (by == kRetentionAuthor) return InvalidArgument("'by' is the name of the policies");
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, Resolved(id));
+      Commit commit;
+      commit.deletions.push_back(
+          {.artifact = digest, .purge_ms = NowMs() + grace_ms, .by = by, .why = why});
+      return store_.Apply(std::move(commit)).status();
+    });
+  }
+
+  void undelete(const std::string& id) override {
+    Answer([&]() -> Status {
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, Resolved(id));
+      Commit commit;
+      commit.undeletions.push_back(digest);
+      return store_.Apply(std::move(commit)).status();
+    });
+  }
+
+  void gc(rpc::GcReply& reply, bool dry_run, int64_t bytes_per_second) override {
+    Answer([&]() -> Status {
+      STOCKPOT_ASSIGN_OR_RETURN(const RetentionChanges changes, store_.ApplyRetention("", dry_run));
+      STOCKPOT_ASSIGN_OR_RETURN(
+          const GarbageReport report,
+          store_.CollectGarbage({.dry_run = dry_run, .bytes_per_second = bytes_per_second}));
+      reply = ToRpc(changes, report);
+      return OkStatus();
+    });
+  }
+
  private:
+  static int64_t NowMs() { return SystemClock()(); }
+
+  Result<Digest> Resolved(const std::string& id) const {
+    STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
+    return store_.ResolveName(id);
+  }
+
+  Status SetPin(const std::string& id, const std::string& by, const std::string& why, bool on) {
+    STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, Resolved(id));
+    Commit commit;
+    commit.pins.push_back({{.artifact = digest, .by = by, .why = why}, on});
+    commit.events.push_back({.type = on ? "pin" : "unpin",
+                             .subject = digest.Hex(),
+                             .fields = {{"artifact", digest.Hex()}, {"by", by}, {"why", why}}});
+    return store_.Apply(std::move(commit)).status();
+  }
+
   Result<AliasMove> CheckedMove(const rpc::AliasMove& request) const {
     STOCKPOT_RETURN_IF_ERROR(CheckLength(request.id, "the id"));
     STOCKPOT_RETURN_IF_ERROR(CheckLength(request.by, "'by'"));
@@ -194,6 +296,10 @@ class LineageHandler : public rpc::LineageServiceIf {
       info.routes.push_back(i->second);
     }
     for (const Eval& eval : store_.ListEvals(digest)) info.evals.push_back(ToRpc(eval));
+    if (const auto tombstone = store_.GetTombstone(digest)) {
+      info.purge_ms = std::max<int64_t>(tombstone->purge_ms, 1);
+    }
+    info.pinned = store_.GetPin(digest).has_value();
     return info;
   }
 

@@ -144,6 +144,8 @@ struct ArtifactInfo {
   12: list<Eval> evals
   13: map<string, string> attributes
   14: map<string, double> metrics // of its step
+  15: i64 purge_ms                // deleted, and gone for good after this; 0: not deleted
+  16: bool pinned
 }
 
 struct LogEntry {
@@ -171,6 +173,67 @@ service LineageService {
   list<Alias> aliases() throws (1: Error error)
   Alias move_alias(1: AliasMove move) throws (1: Error error)
   string resolve(1: string id) throws (1: Error error)   // hex digest
+  RetentionPolicy set_retention(1: string run, 2: RetentionPolicy policy) throws (1: Error error)
+  RetentionReport retention(1: string run) throws (1: Error error)
+  void pin(1: string id, 2: string by, 3: string why) throws (1: Error error)
+  void unpin(1: string id) throws (1: Error error)
+  // Readable and undeletable for grace_ms more. INVALID_ARGUMENT names what keeps it.
+  void delete_artifact(1: string id, 2: i64 grace_ms, 3: string by, 4: string why)
+      throws (1: Error error)
+  void undelete(1: string id) throws (1: Error error)
+  // Applies every run's policy, purges what was deleted long enough ago, gives the bytes back.
+  // Returns when that is done; a dry run says what would be.
+  GcReply gc(1: bool dry_run, 2: i64 bytes_per_second) throws (1: Error error)
+}
+
+// Which checkpoints and merges of a run stay (store/retention.h). Without rules all of them do.
+struct BestRule {
+  1: string metric                // of the step ("loss") or of an evaluation ("TASK/METRIC")
+  2: bool lower = true            // is better
+  3: i64 keep = 1
+}
+
+struct RetentionPolicy {
+  1: i64 keep_last = 0            // 0: no such rule
+  2: list<BestRule> best
+  3: i64 every = 0                // 0: no such rule
+  4: i64 grace_ms = 604800000     // from the deletion to the end of undelete
+}
+
+// Why one artifact stays; without reasons it may go.
+struct Fate {
+  1: binary artifact
+  2: Kind kind
+  3: i64 step                     // -1: none
+  4: list<string> reasons         // for a person
+  5: i64 purge_ms                 // deleted already; 0: not
+  6: i64 stored_bytes             // of its parts, shared ones included
+}
+
+struct RetentionReport {
+  1: RetentionPolicy policy
+  2: list<Fate> fates             // of the run's artifacts
+}
+
+struct GoneArtifact {
+  1: binary artifact
+  2: Kind kind
+  3: string run
+  4: i64 step
+  5: i64 bytes                    // of chunks that go with it and with none listed before
+}
+
+struct GcReply {
+  1: list<binary> deleted         // by the runs' policies, now
+  2: list<binary> undeleted       // what a policy deleted before and keeps now
+  3: list<GoneArtifact> purged    // for good
+  4: i64 chunks                   // without an owner any more
+  5: i64 chunk_bytes
+  6: i64 packs_compacted
+  7: i64 packs_removed
+  8: i64 copied_bytes
+  9: i64 pack_bytes_before
+  10: i64 pack_bytes_after
 }
 
 struct Job {
@@ -224,12 +287,21 @@ struct Damage {
   1: binary chunk
   2: string error
   3: list<string> needed_by
+  4: bool repaired                // from the other copy, and read back
 }
 
 struct ScrubReply {
   1: i64 chunks
   2: i64 bytes
   3: list<Damage> damaged
+}
+
+struct BackupReply {
+  1: i64 artifacts
+  2: i64 total_chunks
+  3: i64 copied_chunks            // were not there yet
+  4: i64 copied_bytes
+  5: i64 event                    // the newest it holds
 }
 
 service ControlService {
@@ -244,5 +316,9 @@ service ControlService {
   DaemonStatus status() throws (1: Error error)
   // Events after `since`, waiting up to timeout_ms (at most 30 s) for the first.
   list<Event> watch(1: i64 since, 2: i32 limit, 3: i32 timeout_ms) throws (1: Error error)
-  ScrubReply scrub() throws (1: Error error)
+  // Reads everything. `repair_from`: an absolute path on the daemon's machine, of a backup that has
+  // what is damaged; "": only reports.
+  ScrubReply scrub(1: string repair_from) throws (1: Error error)
+  // Brings the backup in that folder of the daemon's machine up to now. Training goes on meanwhile.
+  BackupReply backup(1: string directory) throws (1: Error error)
 }

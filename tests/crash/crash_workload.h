@@ -2,6 +2,7 @@
 // its number alone, so the parent needs no word of the child about them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -26,13 +27,18 @@ inline StoreOptions WorkloadOptions(const char* directory) {
 inline std::vector<std::byte> TensorBytes(int64_t step, int tensor) {
   std::mt19937_64 random(static_cast<uint64_t>(step) * 8 + static_cast<uint64_t>(tensor));
   // Inline, one chunk, and now and then several chunks.
-  const size_t limit = tensor == 0 ? 2'000 : step % 7 == 0 ? 5'000'000 : 600'000;
-  std::vector<std::byte> bytes(1 + random() % limit);
+  const size_t limit = tensor == 0 ? 2'000 : step % 7 == 5 ? 5'000'000 : 600'000;
+  std::vector<std::byte> bytes((tensor == 0 ? 1 : 70'000) + random() % limit);
   for (size_t i = 0; i < bytes.size(); i += 8) {
     const uint64_t word = random();
     std::memcpy(bytes.data() + i, &word, std::min<size_t>(8, bytes.size() - i));
   }
   return bytes;
+}
+
+// Deletes at once, so that every collection has something to purge.
+inline RetentionPolicy WorkloadPolicy() {
+  return {.keep_last = 4, .best = {{"loss", true, 1}}, .every = 10, .grace_ms = 0};
 }
 
 // The metric falls and rises: RUN@best moves and rests.

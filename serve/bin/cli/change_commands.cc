@@ -15,12 +15,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kJobPollEvery{150};
 
+}  // namespace
+
 std::string Me() {
   const char* user = std::getenv("USER");
   return user == nullptr || *user == '\0' ? "operator" : user;
 }
-
-}  // namespace
 
 Result<rpc::Job> WaitForJob(Client& client, rpc::Job job, bool quiet) {
   ProgressLine line(job.kind, quiet);
@@ -246,26 +246,6 @@ void AddEval(Registry& registry) {
   });
 }
 
-Status Scrub(const Globals& globals) {
-  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
-  STOCKPOT_ASSIGN_OR_RETURN(const rpc::ScrubReply reply, client->Scrub());
-  if (globals.json) {
-    PrintJson(ToJson(reply));
-  } else {
-    std::printf("read %lld chunks, %s: %zu damaged\n", static_cast<long long>(reply.chunks),
-                HumanBytes(reply.bytes).c_str(), reply.damaged.size());
-    for (const rpc::Damage& damage : reply.damaged) {
-      std::printf("%s  %s\n", ShortDigest(damage.chunk).c_str(), Printable(damage.error).c_str());
-      for (const std::string& who : damage.needed_by) {
-        std::printf("  needed by %s\n", Printable(who).c_str());
-      }
-    }
-  }
-  if (reply.damaged.empty()) return OkStatus();
-  return Corruption(std::to_string(reply.damaged.size()) +
-                    " chunks are damaged: push the checkpoints that need them again");
-}
-
 }  // namespace
 
 void AddChangeCommands(Registry& registry) {
@@ -273,9 +253,6 @@ void AddChangeCommands(Registry& registry) {
   AddPublish(registry);
   AddAlias(registry);
   AddEval(registry);
-  registry.app.add_subcommand("scrub", "Read every stored byte and check it")
-      ->callback(
-          [&registry] { registry.action = [&registry] { return Scrub(registry.globals); }; });
 }
 
 }  // namespace stockpot::cli

@@ -27,8 +27,13 @@ struct Registry {
 
 void AddReadCommands(Registry& registry);    // runs, log, show, routes, status, jobs, events
 void AddUploadCommands(Registry& registry);  // import-base, push
-void AddChangeCommands(Registry& registry);  // merge, publish, unpublish, alias, eval, scrub
+void AddChangeCommands(Registry& registry);  // merge, publish, unpublish, alias, eval
+void AddRetentionCommands(Registry& registry);  // retention, pin, unpin, delete, undelete, gc
+void AddBackupCommands(Registry& registry);     // scrub, backup; restore is main.cc's
 void AddExportCommand(Registry& registry);   // export
+
+// Who does it, for the log: $USER.
+std::string Me();
 
 // Connects, or says what to do about it.
 Result<std::unique_ptr<Client>> ConnectTo(const Globals& globals);

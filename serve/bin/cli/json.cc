@@ -77,7 +77,9 @@ Json ToJson(const rpc::ArtifactInfo& artifact) {
           {"routes", Names(artifact.routes)},
           {"metrics", artifact.metrics},
           {"evals", ToJsonArray(artifact.evals)},
-          {"attributes", artifact.attributes}};
+          {"attributes", artifact.attributes},
+          {"purge_ms", artifact.purge_ms},
+          {"pinned", artifact.pinned}};
 }
 
 Json ToJson(const rpc::LogEntry& entry) {
@@ -140,9 +142,66 @@ Json ToJson(const rpc::ScrubReply& reply) {
   for (const rpc::Damage& damage : reply.damaged) {
     damaged.push_back({{"chunk", HexDigest(damage.chunk)},
                        {"error", damage.error},
-                       {"needed_by", damage.needed_by}});
+                       {"needed_by", damage.needed_by},
+                       {"repaired", damage.repaired}});
   }
   return {{"chunks", reply.chunks}, {"bytes", reply.bytes}, {"damaged", damaged}};
+}
+
+Json ToJson(const rpc::RetentionReport& report) {
+  Json best = Json::array();
+  for (const rpc::BestRule& rule : report.policy.best) {
+    best.push_back({{"metric", rule.metric}, {"lower", rule.lower}, {"keep", rule.keep}});
+  }
+  Json fates = Json::array();
+  for (const rpc::Fate& fate : report.fates) {
+    fates.push_back({{"artifact", HexDigest(fate.artifact)},
+                     {"kind", KindName(fate.kind)},
+                     {"step", StepOrNull(fate.step)},
+                     {"reasons", fate.reasons},
+                     {"purge_ms", fate.purge_ms},
+                     {"stored_bytes", fate.stored_bytes}});
+  }
+  return {{"policy",
+           {{"keep_last", report.policy.keep_last},
+            {"best", best},
+            {"every", report.policy.every},
+            {"grace_ms", report.policy.grace_ms}}},
+          {"artifacts", fates}};
+}
+
+Json ToJson(const rpc::GcReply& reply) {
+  const auto digests = [](const std::vector<std::string>& raw) {
+    Json out = Json::array();
+    for (const std::string& digest : raw) out.push_back(HexDigest(digest));
+    return out;
+  };
+  Json purged = Json::array();
+  for (const rpc::GoneArtifact& gone : reply.purged) {
+    purged.push_back({{"artifact", HexDigest(gone.artifact)},
+                      {"kind", KindName(gone.kind)},
+                      {"run", gone.run},
+                      {"step", StepOrNull(gone.step)},
+                      {"bytes", gone.bytes}});
+  }
+  return {{"deleted", digests(reply.deleted)},
+          {"undeleted", digests(reply.undeleted)},
+          {"purged", purged},
+          {"chunks", reply.chunks},
+          {"chunk_bytes", reply.chunk_bytes},
+          {"packs_compacted", reply.packs_compacted},
+          {"packs_removed", reply.packs_removed},
+          {"copied_bytes", reply.copied_bytes},
+          {"pack_bytes_before", reply.pack_bytes_before},
+          {"pack_bytes_after", reply.pack_bytes_after}};
+}
+
+Json ToJson(const rpc::BackupReply& reply) {
+  return {{"artifacts", reply.artifacts},
+          {"total_chunks", reply.total_chunks},
+          {"copied_chunks", reply.copied_chunks},
+          {"copied_bytes", reply.copied_bytes},
+          {"event", reply.event}};
 }
 
 Json ToJson(const UploadReport& report) {

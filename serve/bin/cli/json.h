@@ -21,6 +21,9 @@ Json ToJson(const rpc::Job& job);
 Json ToJson(const rpc::Event& event);
 Json ToJson(const rpc::DaemonStatus& status);
 Json ToJson(const rpc::ScrubReply& reply);
+Json ToJson(const rpc::RetentionReport& report);
+Json ToJson(const rpc::GcReply& reply);
+Json ToJson(const rpc::BackupReply& reply);
 Json ToJson(const UploadReport& report);
 // An alias or a route: `target` is the name of the digest's field, "artifact" or "variant".
 Json ToJson(const rpc::Alias& alias, const char* target);

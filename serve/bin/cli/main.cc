@@ -26,25 +26,27 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 
-// `stockpot serve ...` becomes `stockpotd ...`: the daemon beside this program, or the one in PATH.
-int Serve(char** argv) {
+// `stockpot serve ...` becomes `stockpotd ...`, `stockpot restore ...` `stockpot-restore ...`: the
+// program beside this one, or the one in PATH.
+int Become(std::string program, char** argv) {
   char self[PATH_MAX];
   const ssize_t length = ::readlink("/proc/self/exe", self, sizeof self - 1);
-  std::string daemon = "stockpotd";
   if (length > 0) {
     const std::string_view path(self, length);
-    const std::string beside = std::string(path.substr(0, path.rfind('/') + 1)) + "stockpotd";
-    if (::access(beside.c_str(), X_OK) == 0) daemon = beside;
+    const std::string beside = std::string(path.substr(0, path.rfind('/') + 1)) + program;
+    if (::access(beside.c_str(), X_OK) == 0) program = beside;
   }
-  argv[0] = daemon.data();
-  ::execvp(daemon.c_str(), argv);
-  std::fprintf(stderr, "stockpot: serve: cannot run '%s': %s\n", daemon.c_str(),
-               std::strerror(errno));
+  argv[0] = program.data();
+  ::execvp(program.c_str(), argv);
+  std::fprintf(stderr, "stockpot: cannot run '%s': %s\n", program.c_str(), std::strerror(errno));
   return kExitFailed;
 }
 
 int Main(int argc, char** argv) {
-  if (argc >= 2 && std::string_view(argv[1]) == "serve") return Serve(argv + 1);
+  if (argc >= 2 && std::string_view(argv[1]) == "serve") return Become("stockpotd", argv + 1);
+  if (argc >= 2 && std::string_view(argv[1]) == "restore") {
+    return Become("stockpot-restore", argv + 1);
+  }
 
   CLI::App app("Checkpoints on their way from training to answers", "stockpot");
   app.require_subcommand(1);
@@ -56,9 +58,12 @@ int Main(int argc, char** argv) {
   app.add_flag("--json", registry.globals.json, "Answer for programs");
   app.add_flag("--quiet,-q", registry.globals.quiet, "No progress");
   app.add_subcommand("serve", "Run the daemon (stockpotd) with the arguments that follow");
+  app.add_subcommand("restore", "Make a new store from a backup (stockpot-restore BACKUP DATA)");
   AddUploadCommands(registry);
   AddReadCommands(registry);
   AddChangeCommands(registry);
+  AddRetentionCommands(registry);
+  AddBackupCommands(registry);
   AddExportCommand(registry);
   try {
     app.parse(argc, argv);
@@ -66,7 +71,8 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   if (!registry.action) {
-    std::fprintf(stderr, "stockpot: put `serve` first: stockpot serve --data DIR ...\n");
+    std::fprintf(stderr,
+                 "stockpot: put `serve` or `restore` first: stockpot serve --data DIR ...\n");
     return kExitUsage;
   }
   const Status status = registry.action();

@@ -76,6 +76,8 @@ void PrintLogEntry(const rpc::LogEntry& entry, bool last, int64_t now_ms) {
           "  " + HumanBytes(entry.artifact.stored_bytes) + "  " +
           HumanAgo(entry.step.committed_ms, now_ms);
   if (!entry.step.metrics.empty()) line += "  " + JoinMetrics(entry.step.metrics);
+  if (entry.artifact.purge_ms > 0) line += "  (deleted)";
+  if (entry.artifact.pinned) line += "  (pinned)";
   if (!entry.artifact.aliases.empty()) line += "  [" + JoinNames(entry.artifact.aliases) + "]";
   std::printf("%s\n", line.c_str());
   std::string parents;
@@ -145,6 +147,12 @@ void PrintArtifact(const rpc::ArtifactInfo& artifact,
   line("metrics", JoinMetrics(artifact.metrics));
   line("aliases", JoinNames(artifact.aliases));
   line("routes", JoinNames(artifact.routes));
+  if (artifact.pinned) line("pinned", "yes");
+  if (artifact.purge_ms > 0) {
+    const int64_t left_ms = artifact.purge_ms - NowMs();
+    line("deleted", left_ms > 0 ? "can be undeleted for " + HumanDuration(left_ms) + " more"
+                                : "gone with the next garbage collection");
+  }
   PrintEdges("parents", artifact.parents, true, names);
   PrintEdges("children", artifact.children, false, names);
   for (const rpc::Eval& eval : artifact.evals) {

@@ -206,9 +206,9 @@ class Control:
         """Events after number `since`; waits up to timeout_s (at most 30) for the first."""
         return self._call(lambda c: c.watch(since, limit, int(timeout_s * 1000)))
 
-    def scrub(self) -> ScrubReply:
+    def scrub(self, repair_from: str = "") -> ScrubReply:
         """Reads and verifies everything that is stored. Takes as long as that takes."""
-        return self._call(lambda c: c.scrub())
+        return self._call(lambda c: c.scrub(repair_from))
 
     def _call(self, function: Callable[[Any], T]) -> T:
         return self._connection.call("control", function)

@@ -955,11 +955,11 @@ class create_run_args(object):
             elif fid == 4:
                 if ftype == TType.MAP:
                     self.tags = {}
-                    (_ktype164, _vtype165, _size163) = iprot.readMapBegin()
-                    for _i167 in range(_size163):
-                        _key168 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val169 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.tags[_key168] = _val169
+                    (_ktype206, _vtype207, _size205) = iprot.readMapBegin()
+                    for _i209 in range(_size205):
+                        _key210 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val211 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.tags[_key210] = _val211
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -988,9 +988,9 @@ class create_run_args(object):
         if self.tags is not None:
             oprot.writeFieldBegin('tags', TType.MAP, 4)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.tags))
-            for kiter170, viter171 in self.tags.items():
-                oprot.writeString(kiter170.encode('utf-8') if sys.version_info[0] == 2 else kiter170)
-                oprot.writeString(viter171.encode('utf-8') if sys.version_info[0] == 2 else viter171)
+            for kiter212, viter213 in self.tags.items():
+                oprot.writeString(kiter212.encode('utf-8') if sys.version_info[0] == 2 else kiter212)
+                oprot.writeString(viter213.encode('utf-8') if sys.version_info[0] == 2 else viter213)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1259,10 +1259,10 @@ class have_chunks_args(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.digests = []
-                    (_etype175, _size172) = iprot.readListBegin()
-                    for _i176 in range(_size172):
-                        _elem177 = iprot.readBinary()
-                        self.digests.append(_elem177)
+                    (_etype217, _size214) = iprot.readListBegin()
+                    for _i218 in range(_size214):
+                        _elem219 = iprot.readBinary()
+                        self.digests.append(_elem219)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1283,8 +1283,8 @@ class have_chunks_args(object):
         if self.digests is not None:
             oprot.writeFieldBegin('digests', TType.LIST, 2)
             oprot.writeListBegin(TType.STRING, len(self.digests))
-            for iter178 in self.digests:
-                oprot.writeBinary(iter178)
+            for iter220 in self.digests:
+                oprot.writeBinary(iter220)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1336,10 +1336,10 @@ class have_chunks_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype182, _size179) = iprot.readListBegin()
-                    for _i183 in range(_size179):
-                        _elem184 = iprot.readBool()
-                        self.success.append(_elem184)
+                    (_etype224, _size221) = iprot.readListBegin()
+                    for _i225 in range(_size221):
+                        _elem226 = iprot.readBool()
+                        self.success.append(_elem226)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1361,8 +1361,8 @@ class have_chunks_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.BOOL, len(self.success))
-            for iter185 in self.success:
-                oprot.writeBool(iter185)
+            for iter227 in self.success:
+                oprot.writeBool(iter227)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:

@@ -1367,11 +1367,13 @@ class ArtifactInfo(object):
      - evals
      - attributes
      - metrics
+     - purge_ms
+     - pinned
 
     """
 
 
-    def __init__(self, digest=None, kind=None, run=None, step=None, tensors=None, logical_bytes=None, stored_bytes=None, parents=None, children=None, aliases=None, routes=None, evals=None, attributes=None, metrics=None,):
+    def __init__(self, digest=None, kind=None, run=None, step=None, tensors=None, logical_bytes=None, stored_bytes=None, parents=None, children=None, aliases=None, routes=None, evals=None, attributes=None, metrics=None, purge_ms=None, pinned=None,):
         self.digest = digest
         self.kind = kind
         self.run = run
@@ -1386,6 +1388,8 @@ class ArtifactInfo(object):
         self.evals = evals
         self.attributes = attributes
         self.metrics = metrics
+        self.purge_ms = purge_ms
+        self.pinned = pinned
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1508,6 +1512,16 @@ class ArtifactInfo(object):
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
+            elif fid == 15:
+                if ftype == TType.I64:
+                    self.purge_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 16:
+                if ftype == TType.BOOL:
+                    self.pinned = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1596,6 +1610,14 @@ class ArtifactInfo(object):
                 oprot.writeString(kiter108.encode('utf-8') if sys.version_info[0] == 2 else kiter108)
                 oprot.writeDouble(viter109)
             oprot.writeMapEnd()
+            oprot.writeFieldEnd()
+        if self.purge_ms is not None:
+            oprot.writeFieldBegin('purge_ms', TType.I64, 15)
+            oprot.writeI64(self.purge_ms)
+            oprot.writeFieldEnd()
+        if self.pinned is not None:
+            oprot.writeFieldBegin('pinned', TType.BOOL, 16)
+            oprot.writeBool(self.pinned)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1795,6 +1817,664 @@ class AliasMove(object):
         return not (self == other)
 
 
+class BestRule(object):
+    """
+    Attributes:
+     - metric
+     - lower
+     - keep
+
+    """
+
+
+    def __init__(self, metric=None, lower=True, keep=1,):
+        self.metric = metric
+        self.lower = lower
+        self.keep = keep
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.metric = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.BOOL:
+                    self.lower = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.keep = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('BestRule')
+        if self.metric is not None:
+            oprot.writeFieldBegin('metric', TType.STRING, 1)
+            oprot.writeString(self.metric.encode('utf-8') if sys.version_info[0] == 2 else self.metric)
+            oprot.writeFieldEnd()
+        if self.lower is not None:
+            oprot.writeFieldBegin('lower', TType.BOOL, 2)
+            oprot.writeBool(self.lower)
+            oprot.writeFieldEnd()
+        if self.keep is not None:
+            oprot.writeFieldBegin('keep', TType.I64, 3)
+            oprot.writeI64(self.keep)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class RetentionPolicy(object):
+    """
+    Attributes:
+     - keep_last
+     - best
+     - every
+     - grace_ms
+
+    """
+
+
+    def __init__(self, keep_last=0, best=None, every=0, grace_ms=604800000,):
+        self.keep_last = keep_last
+        self.best = best
+        self.every = every
+        self.grace_ms = grace_ms
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.I64:
+                    self.keep_last = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.LIST:
+                    self.best = []
+                    (_etype120, _size117) = iprot.readListBegin()
+                    for _i121 in range(_size117):
+                        _elem122 = BestRule()
+                        _elem122.read(iprot)
+                        self.best.append(_elem122)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.every = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I64:
+                    self.grace_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('RetentionPolicy')
+        if self.keep_last is not None:
+            oprot.writeFieldBegin('keep_last', TType.I64, 1)
+            oprot.writeI64(self.keep_last)
+            oprot.writeFieldEnd()
+        if self.best is not None:
+            oprot.writeFieldBegin('best', TType.LIST, 2)
+            oprot.writeListBegin(TType.STRUCT, len(self.best))
+            for iter123 in self.best:
+                iter123.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.every is not None:
+            oprot.writeFieldBegin('every', TType.I64, 3)
+            oprot.writeI64(self.every)
+            oprot.writeFieldEnd()
+        if self.grace_ms is not None:
+            oprot.writeFieldBegin('grace_ms', TType.I64, 4)
+            oprot.writeI64(self.grace_ms)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class Fate(object):
+    """
+    Attributes:
+     - artifact
+     - kind
+     - step
+     - reasons
+     - purge_ms
+     - stored_bytes
+
+    """
+
+
+    def __init__(self, artifact=None, kind=None, step=None, reasons=None, purge_ms=None, stored_bytes=None,):
+        self.artifact = artifact
+        self.kind = kind
+        self.step = step
+        self.reasons = reasons
+        self.purge_ms = purge_ms
+        self.stored_bytes = stored_bytes
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.artifact = iprot.readBinary()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I32:
+                    self.kind = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.step = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.LIST:
+                    self.reasons = []
+                    (_etype127, _size124) = iprot.readListBegin()
+                    for _i128 in range(_size124):
+                        _elem129 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.reasons.append(_elem129)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.I64:
+                    self.purge_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.I64:
+                    self.stored_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('Fate')
+        if self.artifact is not None:
+            oprot.writeFieldBegin('artifact', TType.STRING, 1)
+            oprot.writeBinary(self.artifact)
+            oprot.writeFieldEnd()
+        if self.kind is not None:
+            oprot.writeFieldBegin('kind', TType.I32, 2)
+            oprot.writeI32(self.kind)
+            oprot.writeFieldEnd()
+        if self.step is not None:
+            oprot.writeFieldBegin('step', TType.I64, 3)
+            oprot.writeI64(self.step)
+            oprot.writeFieldEnd()
+        if self.reasons is not None:
+            oprot.writeFieldBegin('reasons', TType.LIST, 4)
+            oprot.writeListBegin(TType.STRING, len(self.reasons))
+            for iter130 in self.reasons:
+                oprot.writeString(iter130.encode('utf-8') if sys.version_info[0] == 2 else iter130)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.purge_ms is not None:
+            oprot.writeFieldBegin('purge_ms', TType.I64, 5)
+            oprot.writeI64(self.purge_ms)
+            oprot.writeFieldEnd()
+        if self.stored_bytes is not None:
+            oprot.writeFieldBegin('stored_bytes', TType.I64, 6)
+            oprot.writeI64(self.stored_bytes)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class RetentionReport(object):
+    """
+    Attributes:
+     - policy
+     - fates
+
+    """
+
+
+    def __init__(self, policy=None, fates=None,):
+        self.policy = policy
+        self.fates = fates
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRUCT:
+                    self.policy = RetentionPolicy()
+                    self.policy.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.LIST:
+                    self.fates = []
+                    (_etype134, _size131) = iprot.readListBegin()
+                    for _i135 in range(_size131):
+                        _elem136 = Fate()
+                        _elem136.read(iprot)
+                        self.fates.append(_elem136)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('RetentionReport')
+        if self.policy is not None:
+            oprot.writeFieldBegin('policy', TType.STRUCT, 1)
+            self.policy.write(oprot)
+            oprot.writeFieldEnd()
+        if self.fates is not None:
+            oprot.writeFieldBegin('fates', TType.LIST, 2)
+            oprot.writeListBegin(TType.STRUCT, len(self.fates))
+            for iter137 in self.fates:
+                iter137.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class GoneArtifact(object):
+    """
+    Attributes:
+     - artifact
+     - kind
+     - run
+     - step
+     - bytes
+
+    """
+
+
+    def __init__(self, artifact=None, kind=None, run=None, step=None, bytes=None,):
+        self.artifact = artifact
+        self.kind = kind
+        self.run = run
+        self.step = step
+        self.bytes = bytes
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.artifact = iprot.readBinary()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I32:
+                    self.kind = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.STRING:
+                    self.run = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I64:
+                    self.step = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.I64:
+                    self.bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('GoneArtifact')
+        if self.artifact is not None:
+            oprot.writeFieldBegin('artifact', TType.STRING, 1)
+            oprot.writeBinary(self.artifact)
+            oprot.writeFieldEnd()
+        if self.kind is not None:
+            oprot.writeFieldBegin('kind', TType.I32, 2)
+            oprot.writeI32(self.kind)
+            oprot.writeFieldEnd()
+        if self.run is not None:
+            oprot.writeFieldBegin('run', TType.STRING, 3)
+            oprot.writeString(self.run.encode('utf-8') if sys.version_info[0] == 2 else self.run)
+            oprot.writeFieldEnd()
+        if self.step is not None:
+            oprot.writeFieldBegin('step', TType.I64, 4)
+            oprot.writeI64(self.step)
+            oprot.writeFieldEnd()
+        if self.bytes is not None:
+            oprot.writeFieldBegin('bytes', TType.I64, 5)
+            oprot.writeI64(self.bytes)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class GcReply(object):
+    """
+    Attributes:
+     - deleted
+     - undeleted
+     - purged
+     - chunks
+     - chunk_bytes
+     - packs_compacted
+     - packs_removed
+     - copied_bytes
+     - pack_bytes_before
+     - pack_bytes_after
+
+    """
+
+
+    def __init__(self, deleted=None, undeleted=None, purged=None, chunks=None, chunk_bytes=None, packs_compacted=None, packs_removed=None, copied_bytes=None, pack_bytes_before=None, pack_bytes_after=None,):
+        self.deleted = deleted
+        self.undeleted = undeleted
+        self.purged = purged
+        self.chunks = chunks
+        self.chunk_bytes = chunk_bytes
+        self.packs_compacted = packs_compacted
+        self.packs_removed = packs_removed
+        self.copied_bytes = copied_bytes
+        self.pack_bytes_before = pack_bytes_before
+        self.pack_bytes_after = pack_bytes_after
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.LIST:
+                    self.deleted = []
+                    (_etype141, _size138) = iprot.readListBegin()
+                    for _i142 in range(_size138):
+                        _elem143 = iprot.readBinary()
+                        self.deleted.append(_elem143)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.LIST:
+                    self.undeleted = []
+                    (_etype147, _size144) = iprot.readListBegin()
+                    for _i148 in range(_size144):
+                        _elem149 = iprot.readBinary()
+                        self.undeleted.append(_elem149)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.LIST:
+                    self.purged = []
+                    (_etype153, _size150) = iprot.readListBegin()
+                    for _i154 in range(_size150):
+                        _elem155 = GoneArtifact()
+                        _elem155.read(iprot)
+                        self.purged.append(_elem155)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I64:
+                    self.chunks = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.I64:
+                    self.chunk_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.I64:
+                    self.packs_compacted = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.I64:
+                    self.packs_removed = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.I64:
+                    self.copied_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 9:
+                if ftype == TType.I64:
+                    self.pack_bytes_before = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 10:
+                if ftype == TType.I64:
+                    self.pack_bytes_after = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('GcReply')
+        if self.deleted is not None:
+            oprot.writeFieldBegin('deleted', TType.LIST, 1)
+            oprot.writeListBegin(TType.STRING, len(self.deleted))
+            for iter156 in self.deleted:
+                oprot.writeBinary(iter156)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.undeleted is not None:
+            oprot.writeFieldBegin('undeleted', TType.LIST, 2)
+            oprot.writeListBegin(TType.STRING, len(self.undeleted))
+            for iter157 in self.undeleted:
+                oprot.writeBinary(iter157)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.purged is not None:
+            oprot.writeFieldBegin('purged', TType.LIST, 3)
+            oprot.writeListBegin(TType.STRUCT, len(self.purged))
+            for iter158 in self.purged:
+                iter158.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.chunks is not None:
+            oprot.writeFieldBegin('chunks', TType.I64, 4)
+            oprot.writeI64(self.chunks)
+            oprot.writeFieldEnd()
+        if self.chunk_bytes is not None:
+            oprot.writeFieldBegin('chunk_bytes', TType.I64, 5)
+            oprot.writeI64(self.chunk_bytes)
+            oprot.writeFieldEnd()
+        if self.packs_compacted is not None:
+            oprot.writeFieldBegin('packs_compacted', TType.I64, 6)
+            oprot.writeI64(self.packs_compacted)
+            oprot.writeFieldEnd()
+        if self.packs_removed is not None:
+            oprot.writeFieldBegin('packs_removed', TType.I64, 7)
+            oprot.writeI64(self.packs_removed)
+            oprot.writeFieldEnd()
+        if self.copied_bytes is not None:
+            oprot.writeFieldBegin('copied_bytes', TType.I64, 8)
+            oprot.writeI64(self.copied_bytes)
+            oprot.writeFieldEnd()
+        if self.pack_bytes_before is not None:
+            oprot.writeFieldBegin('pack_bytes_before', TType.I64, 9)
+            oprot.writeI64(self.pack_bytes_before)
+            oprot.writeFieldEnd()
+        if self.pack_bytes_after is not None:
+            oprot.writeFieldBegin('pack_bytes_after', TType.I64, 10)
+            oprot.writeI64(self.pack_bytes_after)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
 class Job(object):
     """
     Attributes:
@@ -1871,11 +2551,11 @@ class Job(object):
             elif fid == 8:
                 if ftype == TType.MAP:
                     self.arguments = {}
-                    (_ktype118, _vtype119, _size117) = iprot.readMapBegin()
-                    for _i121 in range(_size117):
-                        _key122 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val123 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.arguments[_key122] = _val123
+                    (_ktype160, _vtype161, _size159) = iprot.readMapBegin()
+                    for _i163 in range(_size159):
+                        _key164 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val165 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.arguments[_key164] = _val165
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -1930,9 +2610,9 @@ class Job(object):
         if self.arguments is not None:
             oprot.writeFieldBegin('arguments', TType.MAP, 8)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.arguments))
-            for kiter124, viter125 in self.arguments.items():
-                oprot.writeString(kiter124.encode('utf-8') if sys.version_info[0] == 2 else kiter124)
-                oprot.writeString(viter125.encode('utf-8') if sys.version_info[0] == 2 else viter125)
+            for kiter166, viter167 in self.arguments.items():
+                oprot.writeString(kiter166.encode('utf-8') if sys.version_info[0] == 2 else kiter166)
+                oprot.writeString(viter167.encode('utf-8') if sys.version_info[0] == 2 else viter167)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.created_ms is not None:
@@ -2012,11 +2692,11 @@ class Event(object):
             elif fid == 5:
                 if ftype == TType.MAP:
                     self.fields = {}
-                    (_ktype127, _vtype128, _size126) = iprot.readMapBegin()
-                    for _i130 in range(_size126):
-                        _key131 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val132 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.fields[_key131] = _val132
+                    (_ktype169, _vtype170, _size168) = iprot.readMapBegin()
+                    for _i172 in range(_size168):
+                        _key173 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val174 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.fields[_key173] = _val174
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -2049,9 +2729,9 @@ class Event(object):
         if self.fields is not None:
             oprot.writeFieldBegin('fields', TType.MAP, 5)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.fields))
-            for kiter133, viter134 in self.fields.items():
-                oprot.writeString(kiter133.encode('utf-8') if sys.version_info[0] == 2 else kiter133)
-                oprot.writeString(viter134.encode('utf-8') if sys.version_info[0] == 2 else viter134)
+            for kiter175, viter176 in self.fields.items():
+                oprot.writeString(kiter175.encode('utf-8') if sys.version_info[0] == 2 else kiter175)
+                oprot.writeString(viter176.encode('utf-8') if sys.version_info[0] == 2 else viter176)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -2263,22 +2943,22 @@ class DaemonStatus(object):
             elif fid == 11:
                 if ftype == TType.LIST:
                     self.jobs = []
-                    (_etype138, _size135) = iprot.readListBegin()
-                    for _i139 in range(_size135):
-                        _elem140 = Job()
-                        _elem140.read(iprot)
-                        self.jobs.append(_elem140)
+                    (_etype180, _size177) = iprot.readListBegin()
+                    for _i181 in range(_size177):
+                        _elem182 = Job()
+                        _elem182.read(iprot)
+                        self.jobs.append(_elem182)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 12:
                 if ftype == TType.LIST:
                     self.served = []
-                    (_etype144, _size141) = iprot.readListBegin()
-                    for _i145 in range(_size141):
-                        _elem146 = ServedModel()
-                        _elem146.read(iprot)
-                        self.served.append(_elem146)
+                    (_etype186, _size183) = iprot.readListBegin()
+                    for _i187 in range(_size183):
+                        _elem188 = ServedModel()
+                        _elem188.read(iprot)
+                        self.served.append(_elem188)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2350,15 +3030,15 @@ class DaemonStatus(object):
         if self.jobs is not None:
             oprot.writeFieldBegin('jobs', TType.LIST, 11)
             oprot.writeListBegin(TType.STRUCT, len(self.jobs))
-            for iter147 in self.jobs:
-                iter147.write(oprot)
+            for iter189 in self.jobs:
+                iter189.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.served is not None:
             oprot.writeFieldBegin('served', TType.LIST, 12)
             oprot.writeListBegin(TType.STRUCT, len(self.served))
-            for iter148 in self.served:
-                iter148.write(oprot)
+            for iter190 in self.served:
+                iter190.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.devices is not None:
@@ -2397,14 +3077,16 @@ class Damage(object):
      - chunk
      - error
      - needed_by
+     - repaired
 
     """
 
 
-    def __init__(self, chunk=None, error=None, needed_by=None,):
+    def __init__(self, chunk=None, error=None, needed_by=None, repaired=None,):
         self.chunk = chunk
         self.error = error
         self.needed_by = needed_by
+        self.repaired = repaired
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -2428,11 +3110,16 @@ class Damage(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.needed_by = []
-                    (_etype152, _size149) = iprot.readListBegin()
-                    for _i153 in range(_size149):
-                        _elem154 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.needed_by.append(_elem154)
+                    (_etype194, _size191) = iprot.readListBegin()
+                    for _i195 in range(_size191):
+                        _elem196 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.needed_by.append(_elem196)
                     iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.BOOL:
+                    self.repaired = iprot.readBool()
                 else:
                     iprot.skip(ftype)
             else:
@@ -2456,9 +3143,13 @@ class Damage(object):
         if self.needed_by is not None:
             oprot.writeFieldBegin('needed_by', TType.LIST, 3)
             oprot.writeListBegin(TType.STRING, len(self.needed_by))
-            for iter155 in self.needed_by:
-                oprot.writeString(iter155.encode('utf-8') if sys.version_info[0] == 2 else iter155)
+            for iter197 in self.needed_by:
+                oprot.writeString(iter197.encode('utf-8') if sys.version_info[0] == 2 else iter197)
             oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.repaired is not None:
+            oprot.writeFieldBegin('repaired', TType.BOOL, 4)
+            oprot.writeBool(self.repaired)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2515,11 +3206,11 @@ class ScrubReply(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.damaged = []
-                    (_etype159, _size156) = iprot.readListBegin()
-                    for _i160 in range(_size156):
-                        _elem161 = Damage()
-                        _elem161.read(iprot)
-                        self.damaged.append(_elem161)
+                    (_etype201, _size198) = iprot.readListBegin()
+                    for _i202 in range(_size198):
+                        _elem203 = Damage()
+                        _elem203.read(iprot)
+                        self.damaged.append(_elem203)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2544,9 +3235,110 @@ class ScrubReply(object):
         if self.damaged is not None:
             oprot.writeFieldBegin('damaged', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.damaged))
-            for iter162 in self.damaged:
-                iter162.write(oprot)
+            for iter204 in self.damaged:
+                iter204.write(oprot)
             oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class BackupReply(object):
+    """
+    Attributes:
+     - artifacts
+     - total_chunks
+     - copied_chunks
+     - copied_bytes
+     - event
+
+    """
+
+
+    def __init__(self, artifacts=None, total_chunks=None, copied_chunks=None, copied_bytes=None, event=None,):
+        self.artifacts = artifacts
+        self.total_chunks = total_chunks
+        self.copied_chunks = copied_chunks
+        self.copied_bytes = copied_bytes
+        self.event = event
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.I64:
+                    self.artifacts = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I64:
+                    self.total_chunks = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.copied_chunks = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I64:
+                    self.copied_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.I64:
+                    self.event = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('BackupReply')
+        if self.artifacts is not None:
+            oprot.writeFieldBegin('artifacts', TType.I64, 1)
+            oprot.writeI64(self.artifacts)
+            oprot.writeFieldEnd()
+        if self.total_chunks is not None:
+            oprot.writeFieldBegin('total_chunks', TType.I64, 2)
+            oprot.writeI64(self.total_chunks)
+            oprot.writeFieldEnd()
+        if self.copied_chunks is not None:
+            oprot.writeFieldBegin('copied_chunks', TType.I64, 3)
+            oprot.writeI64(self.copied_chunks)
+            oprot.writeFieldEnd()
+        if self.copied_bytes is not None:
+            oprot.writeFieldBegin('copied_bytes', TType.I64, 4)
+            oprot.writeI64(self.copied_bytes)
+            oprot.writeFieldEnd()
+        if self.event is not None:
+            oprot.writeFieldBegin('event', TType.I64, 5)
+            oprot.writeI64(self.event)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2687,6 +3479,8 @@ ArtifactInfo.thrift_spec = (
     (12, TType.LIST, 'evals', (TType.STRUCT, [Eval, None], False), None, ),  # 12
     (13, TType.MAP, 'attributes', (TType.STRING, 'UTF8', TType.STRING, 'UTF8', False), None, ),  # 13
     (14, TType.MAP, 'metrics', (TType.STRING, 'UTF8', TType.DOUBLE, None, False), None, ),  # 14
+    (15, TType.I64, 'purge_ms', None, None, ),  # 15
+    (16, TType.BOOL, 'pinned', None, None, ),  # 16
 )
 all_structs.append(LogEntry)
 LogEntry.thrift_spec = (
@@ -2702,6 +3496,60 @@ AliasMove.thrift_spec = (
     (2, TType.STRING, 'id', 'UTF8', None, ),  # 2
     (3, TType.STRING, 'by', 'UTF8', None, ),  # 3
     (4, TType.STRING, 'expected', 'UTF8', None, ),  # 4
+)
+all_structs.append(BestRule)
+BestRule.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'metric', 'UTF8', None, ),  # 1
+    (2, TType.BOOL, 'lower', None, True, ),  # 2
+    (3, TType.I64, 'keep', None, 1, ),  # 3
+)
+all_structs.append(RetentionPolicy)
+RetentionPolicy.thrift_spec = (
+    None,  # 0
+    (1, TType.I64, 'keep_last', None, 0, ),  # 1
+    (2, TType.LIST, 'best', (TType.STRUCT, [BestRule, None], False), None, ),  # 2
+    (3, TType.I64, 'every', None, 0, ),  # 3
+    (4, TType.I64, 'grace_ms', None, 604800000, ),  # 4
+)
+all_structs.append(Fate)
+Fate.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'artifact', 'BINARY', None, ),  # 1
+    (2, TType.I32, 'kind', None, None, ),  # 2
+    (3, TType.I64, 'step', None, None, ),  # 3
+    (4, TType.LIST, 'reasons', (TType.STRING, 'UTF8', False), None, ),  # 4
+    (5, TType.I64, 'purge_ms', None, None, ),  # 5
+    (6, TType.I64, 'stored_bytes', None, None, ),  # 6
+)
+all_structs.append(RetentionReport)
+RetentionReport.thrift_spec = (
+    None,  # 0
+    (1, TType.STRUCT, 'policy', [RetentionPolicy, None], None, ),  # 1
+    (2, TType.LIST, 'fates', (TType.STRUCT, [Fate, None], False), None, ),  # 2
+)
+all_structs.append(GoneArtifact)
+GoneArtifact.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'artifact', 'BINARY', None, ),  # 1
+    (2, TType.I32, 'kind', None, None, ),  # 2
+    (3, TType.STRING, 'run', 'UTF8', None, ),  # 3
+    (4, TType.I64, 'step', None, None, ),  # 4
+    (5, TType.I64, 'bytes', None, None, ),  # 5
+)
+all_structs.append(GcReply)
+GcReply.thrift_spec = (
+    None,  # 0
+    (1, TType.LIST, 'deleted', (TType.STRING, 'BINARY', False), None, ),  # 1
+    (2, TType.LIST, 'undeleted', (TType.STRING, 'BINARY', False), None, ),  # 2
+    (3, TType.LIST, 'purged', (TType.STRUCT, [GoneArtifact, None], False), None, ),  # 3
+    (4, TType.I64, 'chunks', None, None, ),  # 4
+    (5, TType.I64, 'chunk_bytes', None, None, ),  # 5
+    (6, TType.I64, 'packs_compacted', None, None, ),  # 6
+    (7, TType.I64, 'packs_removed', None, None, ),  # 7
+    (8, TType.I64, 'copied_bytes', None, None, ),  # 8
+    (9, TType.I64, 'pack_bytes_before', None, None, ),  # 9
+    (10, TType.I64, 'pack_bytes_after', None, None, ),  # 10
 )
 all_structs.append(Job)
 Job.thrift_spec = (
@@ -2759,6 +3607,7 @@ Damage.thrift_spec = (
     (1, TType.STRING, 'chunk', 'BINARY', None, ),  # 1
     (2, TType.STRING, 'error', 'UTF8', None, ),  # 2
     (3, TType.LIST, 'needed_by', (TType.STRING, 'UTF8', False), None, ),  # 3
+    (4, TType.BOOL, 'repaired', None, None, ),  # 4
 )
 all_structs.append(ScrubReply)
 ScrubReply.thrift_spec = (
@@ -2766,6 +3615,15 @@ ScrubReply.thrift_spec = (
     (1, TType.I64, 'chunks', None, None, ),  # 1
     (2, TType.I64, 'bytes', None, None, ),  # 2
     (3, TType.LIST, 'damaged', (TType.STRUCT, [Damage, None], False), None, ),  # 3
+)
+all_structs.append(BackupReply)
+BackupReply.thrift_spec = (
+    None,  # 0
+    (1, TType.I64, 'artifacts', None, None, ),  # 1
+    (2, TType.I64, 'total_chunks', None, None, ),  # 2
+    (3, TType.I64, 'copied_chunks', None, None, ),  # 3
+    (4, TType.I64, 'copied_bytes', None, None, ),  # 4
+    (5, TType.I64, 'event', None, None, ),  # 5
 )
 fix_spec(all_structs)
 del all_structs

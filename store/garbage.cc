@@ -1,0 +1,393 @@
+// Garbage collection: purges what was deleted long enough ago, takes chunks that nothing refers to
+// out of the index, and gives their bytes back by compacting packs.
+//
+//   purge     one commit: the artifacts are gone, their chunks still indexed
+//   mark      every chunk of every manifest that is left
+//   sweep     index entries of the others, in synced batches, each under the lead of commits
+//   compact   live records of sparse packs are appended to the open pack; a commit flips the index
+//             to them; packs that no entry names are unlinked after that
+//
+// Killed anywhere: a purged artifact's chunks, a copy nobody indexed or a pack nobody names is
+// garbage for the next time. A chunk that somebody may be about to commit is guarded
+// (chunk_guards.h): what was put or was said to be there since the oldest open guard stays. The
+// collection itself holds one from before the marking, so commits during it are covered too.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <unordered_set>
+
+#include "store/catalog_keys.h"
+#include "store/checkpoint_store_impl.h"
+
+namespace stockpot {
+namespace {
+
+// --- limits ---
+constexpr size_t kPurgesAtOnce = 64;   // artifacts of one commit
+constexpr size_t kSweepAtOnce = 1024;  // index entries of one batch; commits wait for it
+constexpr int kPlanAttempts = 5;       // when what was decided does not hold any more
+constexpr int64_t kFlipBytes = int64_t{64} << 20;  // copied between two flips of the index
+constexpr int64_t kThrottleSliceMs = 100;          // of sleep that does not look at Shutdown
+
+struct PackUse {
+  int64_t live_bytes = 0;  // records of indexed chunks
+  std::vector<IndexedChunk> chunks;
+};
+
+}  // namespace
+
+// One collection. The caller holds the maintenance lock.
+class GarbageCollector {
+ public:
+  GarbageCollector(CheckpointStore& store, CheckpointStore::Impl& impl, GarbageOptions options)
+      : store_(store), impl_(impl), options_(options), guard_(impl.guards->Open()) {}
+
+  Result<GarbageReport> Collect() {
+    STOCKPOT_RETURN_IF_ERROR(At("gc.begin"));
+    report_.pack_bytes_before = impl_.PackBytes();
+    if (options_.purge) STOCKPOT_RETURN_IF_ERROR(Purge());
+    STOCKPOT_RETURN_IF_ERROR(At("gc.purged"));
+    STOCKPOT_RETURN_IF_ERROR(Mark());
+    STOCKPOT_RETURN_IF_ERROR(At("gc.marked"));
+    STOCKPOT_RETURN_IF_ERROR(ListDead());
+    STOCKPOT_RETURN_IF_ERROR(At("gc.listed"));
+    CountWhatGoes();
+    if (!options_.dry_run) {
+      STOCKPOT_RETURN_IF_ERROR(Sweep());
+      STOCKPOT_RETURN_IF_ERROR(At("gc.swept"));
+      STOCKPOT_RETURN_IF_ERROR(Compact());
+    }
+    report_.pack_bytes_after = impl_.PackBytes();
+    return std::move(report_);
+  }
+
+ private:
+  Status At(std::string_view name) const {
+    if (impl_.IsShutDown()) return Unavailable("the store is shutting down");
+    return ReachFailpoint(impl_.options.failpoints, name);
+  }
+
+  // --- purge ---
+
+  Status Purge() {
+    for (int attempt = 0; attempt < kPlanAttempts; ++attempt) {
+      STOCKPOT_RETURN_IF_ERROR(ListExpired());
+      STOCKPOT_RETURN_IF_ERROR(At("gc.decided"));
+      const Status status = options_.dry_run ? OkStatus() : ApplyPurges();
+      if (status.code() != StatusCode::kAlreadyExists) return status;
+    }
+    return OkStatus();  // somebody keeps coming to need them: the next time
+  }
+
+  // Purged by an earlier attempt stays in the report.
+  Status ListExpired() {
+    STOCKPOT_ASSIGN_OR_RETURN(const RetentionView view, store_.Retention());
+    open_.clear();
+    for (size_t i = 0; i < view.fates.size(); ++i) {
+      const RetentionArtifact& artifact = view.inputs.artifacts[i];
+      if (!artifact.tombstone || artifact.tombstone->purge_ms > impl_.options.clock()) continue;
+      if (view.fates[i].firm()) continue;
+      Going going{.gone = {.artifact = artifact.digest,
+                           .kind = artifact.kind,
+                           .run = artifact.run,
+                           .step = artifact.step}};
+      const Result<Manifest> manifest = store_.GetManifest(artifact.digest);
+      if (manifest.ok())
+        ForEachChunk(*manifest, [&](const Digest& d) { going.chunks.push_back(d); });
+      open_.push_back(std::move(going));
+    }
+    if (options_.dry_run) going_ = open_;
+    return OkStatus();
+  }
+
+  Status ApplyPurges() {
+    for (size_t begin = 0; begin < open_.size(); begin += kPurgesAtOnce) {
+      const size_t end = std::min(open_.size(), begin + kPurgesAtOnce);
+      Commit commit;
+      for (size_t i = begin; i < end; ++i) commit.purges.push_back(open_[i].gone.artifact);
+      STOCKPOT_RETURN_IF_ERROR(At("gc.purging"));
+      STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
+      for (size_t i = begin; i < end; ++i) going_.push_back(open_[i]);
+    }
+    return OkStatus();
+  }
+
+  // --- mark ---
+
+  template <typename Visit>
+  static void ForEachChunk(const Manifest& manifest, Visit visit) {
+    for (const TensorEntry& tensor : manifest.tensors) {
+      for (const auto& [role, part] : tensor.parts) {
+        for (const Digest& chunk : part.chunks) visit(chunk);
+      }
+    }
+    for (const auto& [name, part] : manifest.files) {
+      for (const Digest& chunk : part.chunks) visit(chunk);
+    }
+  }
+
+  // Only what is proven unreferenced goes: one manifest that cannot be read stops everything.
+  Status Mark() {
+    std::unordered_set<Digest, DigestHash> skipped;
+    if (options_.dry_run) {
+      for (const Going& going : going_) skipped.insert(going.gone.artifact);
+    }
+    for (const Digest& artifact : store_.ListArtifacts()) {
+      if (skipped.contains(artifact)) continue;
+      const Result<Manifest> manifest = store_.GetManifest(artifact);
+      if (manifest.status().code() == StatusCode::kNotFound && !store_.HasArtifact(artifact)) {
+        continue;
+      }
+      if (!manifest.ok()) {
+        return manifest.status().WithContext("nothing was collected: what artifact " +
+                                             artifact.ShortHex() + " needs is unknown");
+      }
+      ForEachChunk(*manifest, [&](const Digest& chunk) { live_.insert(chunk); });
+      if (impl_.IsShutDown()) return Unavailable("the store is shutting down");
+    }
+    return OkStatus();
+  }
+
+  Status ListDead() {
+    return impl_.catalog->Scan(
+        Column::kChunks, "", "", [&](std::string_view key, std::string_view value) {
+          const Result<Digest> digest = Digest::FromRaw(key);
+          if (!digest.ok() || live_.contains(*digest)) return true;
+          const Result<ChunkLocation> location = ChunkLocation::Decode(value);
+          if (location.ok()) dead_.push_back({*digest, *location});
+          return true;
+        });
+  }
+
+  // To each artifact the bytes that nobody listed before it has: their sum is what comes back, with
+  // those that never had an owner.
+  void CountWhatGoes() {
+    std::unordered_map<Digest, int64_t, DigestHash> bytes;
+    for (const IndexedChunk& chunk : dead_) {
+      if (impl_.guards->Protects(chunk.digest)) continue;
+      bytes[chunk.digest] = chunk.location.length;
+      ++report_.chunks;
+      report_.chunk_bytes += chunk.location.length;
+    }
+    for (Going& going : going_) {
+      for (const Digest& chunk : going.chunks) {
+        const auto it = bytes.find(chunk);
+        if (it == bytes.end()) continue;
+        going.gone.bytes += it->second;
+        bytes.erase(it);
+      }
+      report_.artifacts.push_back(going.gone);
+    }
+  }
+
+  // --- sweep ---
+
+  Status Sweep() {
+    for (size_t begin = 0; begin < dead_.size(); begin += kSweepAtOnce) {
+      STOCKPOT_RETURN_IF_ERROR(At("gc.sweep"));
+      const size_t count = std::min(kSweepAtOnce, dead_.size() - begin);
+      STOCKPOT_RETURN_IF_ERROR(
+          impl_.Lead([&] { return SweepBatch(std::span(dead_).subspan(begin, count)); }));
+    }
+    return OkStatus();
+  }
+
+  // REQUIRES: leads the commits. Nobody is told a chunk is there between the check and the write.
+  Status SweepBatch(std::span<const IndexedChunk> chunks) {
+    const std::unique_lock claims(impl_.claim_mutex);
+    CatalogBatch batch(*impl_.catalog);
+    for (const IndexedChunk& chunk : chunks) {
+      if (impl_.guards->Protects(chunk.digest)) continue;
+      STOCKPOT_ASSIGN_OR_RETURN(const auto now, batch.Get(Column::kChunks, chunk.digest.raw()));
+      if (!now || *now != chunk.location.Encode()) continue;  // stored anew meanwhile
+      batch.Delete(Column::kChunks, chunk.digest.raw());
+      if (chunk.location.is_inline()) batch.Delete(Column::kInline, chunk.digest.raw());
+    }
+    if (batch.empty()) return OkStatus();
+    STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl_.options.failpoints, "gc.sweep.before_write"));
+    // Synced: a pack may be unlinked only after the end of its entries is on disk.
+    STOCKPOT_RETURN_IF_ERROR(impl_.catalog->Write(batch, /*synced=*/true));
+    return ReachFailpoint(impl_.options.failpoints, "gc.sweep.after_write");
+  }
+
+  // --- compact ---
+
+  Status Compact() {
+    STOCKPOT_ASSIGN_OR_RETURN(auto packs, UseOfPacks());
+    STOCKPOT_RETURN_IF_ERROR(At("compact.roll"));
+    if (const std::optional<uint32_t> current = impl_.writer->current_pack()) {
+      if (IsSparse(*current, packs[*current])) {
+        impl_.writer->Roll();
+        STOCKPOT_RETURN_IF_ERROR(store_.Apply({}).status());  // its last chunks get their entries
+        STOCKPOT_ASSIGN_OR_RETURN(packs, UseOfPacks());
+      }
+    }
+    STOCKPOT_RETURN_IF_ERROR(At("compact.rolled"));
+    for (const auto& [number, use] : packs) {
+      if (use.chunks.empty() || impl_.writer->IsOpen(number) || !IsSparse(number, use)) continue;
+      STOCKPOT_RETURN_IF_ERROR(CopyPack(use));
+    }
+    return UnlinkUnused();
+  }
+
+  // Every pack file, with what the index says is in it.
+  Result<std::map<uint32_t, PackUse>> UseOfPacks() const {
+    std::map<uint32_t, PackUse> packs;
+    for (const uint32_t number : impl_.ListPacks()) packs[number];
+    STOCKPOT_RETURN_IF_ERROR(impl_.catalog->Scan(
+        Column::kChunks, "", "", [&](std::string_view key, std::string_view value) {
+          const Result<Digest> digest = Digest::FromRaw(key);
+          const Result<ChunkLocation> location = ChunkLocation::Decode(value);
+          if (!digest.ok() || !location.ok() || location->is_inline()) return true;
+          PackUse& use = packs[location->pack];
+          use.live_bytes += kRecordHeaderBytes + location->length;
+          use.chunks.push_back({*digest, *location});
+          return true;
+        }));
+    return packs;
+  }
+
+  bool IsSparse(uint32_t number, const PackUse& use) const {
+    const int64_t bytes = impl_.PackFileBytes(number) - kPackHeaderBytes;
+    return static_cast<double>(use.live_bytes) < options_.live_ratio * static_cast<double>(bytes);
+  }
+
+  // A chunk that cannot be read stays where it is, and with it the pack: scrub names it.
+  Status CopyPack(const PackUse& use) {
+    STOCKPOT_RETURN_IF_ERROR(At("compact.pack"));
+    std::vector<std::byte> buffer(static_cast<size_t>(kChunkBytes));
+    int64_t unflipped = 0;
+    for (const IndexedChunk& chunk : use.chunks) {
+      const auto bytes = std::span(buffer).first(chunk.location.length);
+      STOCKPOT_RETURN_IF_ERROR(At("compact.read"));
+      if (!impl_.reader->ReadAndCheckRecord(chunk.digest, chunk.location, bytes).ok()) continue;
+      STOCKPOT_RETURN_IF_ERROR(impl_.writer->Append(chunk.digest, bytes, chunk.location.crc));
+      STOCKPOT_RETURN_IF_ERROR(At("compact.appended"));
+      report_.copied_bytes += chunk.location.length;
+      unflipped += chunk.location.length;
+      if (unflipped >= kFlipBytes) {
+        STOCKPOT_RETURN_IF_ERROR(Flip());
+        unflipped = 0;
+      }
+      STOCKPOT_RETURN_IF_ERROR(Throttle(chunk.location.length));
+    }
+    ++report_.packs_compacted;
+    return Flip();
+  }
+
+  // Every commit gives the chunks that are durable now their index entries: also the copies.
+  Status Flip() {
+    STOCKPOT_RETURN_IF_ERROR(At("compact.before_flip"));
+    STOCKPOT_RETURN_IF_ERROR(store_.Apply({}).status());
+    return At("compact.flipped");
+  }
+
+  Status Throttle(int64_t bytes) {
+    if (options_.bytes_per_second <= 0) return OkStatus();
+    allowed_at_ = std::max(allowed_at_, std::chrono::steady_clock::now()) +  // no credit for idling
+                  std::chrono::microseconds(bytes * 1'000'000 / options_.bytes_per_second);
+    while (std::chrono::steady_clock::now() < allowed_at_) {
+      if (impl_.IsShutDown()) return Unavailable("the store is shutting down");
+      std::this_thread::sleep_for(std::min<std::chrono::steady_clock::duration>(
+          allowed_at_ - std::chrono::steady_clock::now(),
+          std::chrono::milliseconds(kThrottleSliceMs)));
+    }
+    return OkStatus();
+  }
+
+  // Nothing names such a pack, and nothing will: packs take no chunks once they are closed. Readers
+  // that found a chunk there before have its descriptor, or look the chunk up again.
+  Status UnlinkUnused() {
+    STOCKPOT_ASSIGN_OR_RETURN(const auto packs, UseOfPacks());
+    for (const auto& [number, use] : packs) {
+      if (!use.chunks.empty() || impl_.writer->IsOpen(number)) continue;
+      STOCKPOT_RETURN_IF_ERROR(At("compact.before_unlink"));
+      impl_.reader->Forget(number);
+      ::unlink(PackPath(impl_.packs_directory, number).c_str());
+      ++report_.packs_removed;
+      STOCKPOT_RETURN_IF_ERROR(At("compact.unlinked"));
+    }
+    STOCKPOT_RETURN_IF_ERROR(At("compact.directory"));
+    return report_.packs_removed == 0 ? OkStatus() : SyncDirectory(impl_.packs_directory);
+  }
+
+  struct Going {
+    GarbageReport::Gone gone;
+    std::vector<Digest> chunks;
+  };
+
+  CheckpointStore& store_;
+  CheckpointStore::Impl& impl_;
+  const GarbageOptions options_;
+  const std::shared_ptr<void> guard_;
+  GarbageReport report_;
+  std::vector<Going> open_;   // expired, not purged yet
+  std::vector<Going> going_;  // purged; dry run: would be
+  std::unordered_set<Digest, DigestHash> live_;
+  std::vector<IndexedChunk> dead_;
+  std::chrono::steady_clock::time_point allowed_at_ = std::chrono::steady_clock::now();
+};
+
+Result<GarbageReport> CheckpointStore::CollectGarbage(const GarbageOptions& options) {
+  if (!(options.live_ratio >= 0 && options.live_ratio <= 1)) {
+    return InvalidArgument("live_ratio must be in [0, 1]");
+  }
+  if (options.bytes_per_second < 0) {
+    return InvalidArgument("bytes_per_second is negative: 0 does not throttle");
+  }
+  const std::unique_lock maintenance(impl_->maintenance_mutex, std::try_to_lock);
+  if (!maintenance.owns_lock()) {
+    return Unavailable("a scrub, backup or garbage collection is running: try again after it");
+  }
+  STOCKPOT_ASSIGN_OR_RETURN(GarbageReport report,
+                            GarbageCollector(*this, *impl_, options).Collect());
+  if (options.dry_run || !options.purge || (report.chunks == 0 && report.packs_removed == 0))
+    return report;
+  Commit commit;
+  commit.events.push_back({.type = "gc",
+                           .subject = "store",
+                           .fields = {{"artifacts", std::to_string(report.artifacts.size())},
+                                      {"chunks", std::to_string(report.chunks)},
+                                      {"chunk_bytes", std::to_string(report.chunk_bytes)},
+                                      {"packs_removed", std::to_string(report.packs_removed)},
+                                      {"pack_bytes", std::to_string(report.pack_bytes_after)}}});
+  STOCKPOT_RETURN_IF_ERROR(Apply(std::move(commit)).status());
+  return report;
+}
+
+Result<RetentionChanges> CheckpointStore::ApplyRetention(const std::string& run, bool dry_run) {
+  Status status;
+  for (int attempt = 0; attempt < kPlanAttempts; ++attempt) {
+    STOCKPOT_ASSIGN_OR_RETURN(const RetentionView view, Retention());
+    RetentionChanges changes;
+    Commit commit;
+    for (size_t i = 0; i < view.fates.size(); ++i) {
+      const RetentionArtifact& artifact = view.inputs.artifacts[i];
+      if (!run.empty() && artifact.run != run) continue;
+      const bool ours = artifact.tombstone && artifact.tombstone->by == kRetentionAuthor;
+      if (view.fates[i].stays() && ours) commit.undeletions.push_back(artifact.digest);
+      if (view.fates[i].stays() || artifact.tombstone) continue;
+      const int64_t grace_ms = GetRetention(artifact.run).grace_ms;
+      commit.deletions.push_back({.artifact = artifact.digest,
+                                  .purge_ms = impl_->options.clock() + grace_ms,
+                                  .by = std::string(kRetentionAuthor),
+                                  .why = "no rule keeps it"});
+    }
+    changes.undeleted = commit.undeletions;
+    for (const Tombstone& tombstone : commit.deletions)
+      changes.deleted.push_back(tombstone.artifact);
+    if (dry_run || (changes.deleted.empty() && changes.undeleted.empty())) return changes;
+    STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl_->options.failpoints, "retention.decided"));
+    status = Apply(std::move(commit)).status();
+    if (status.ok()) {
+      STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl_->options.failpoints, "retention.applied"));
+      return changes;
+    }
+    if (status.code() != StatusCode::kAlreadyExists) return status;
+  }
+  return Unavailable("retention keeps changing: " + status.message());
+}
+
+}  // namespace stockpot
