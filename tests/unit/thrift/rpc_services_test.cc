@@ -392,6 +392,88 @@ TEST_F(RpcServicesTest, StatusCountsAndScrubFindsDamage) {
   EXPECT_TRUE(scrub->damaged.empty());
 }
 
+TEST_F(RpcServicesTest, RetentionPinsDeletionAndCollection) {
+  const Digest first = PushStep(1, 3.0);
+  const Digest second = PushStep(2, 2.0);
+  const Digest third = PushStep(3, 4.0);
+  PushStep(4, 5.0);
+  auto report = client_->Retention("demo");
+  ASSERT_OK(report);
+  ASSERT_EQ(report->fates.size(), 4u);
+  EXPECT_EQ(report->fates[0].artifact, first.raw());
+  EXPECT_EQ(report->fates[0].reasons, std::vector<std::string>{"no rule"});
+  EXPECT_GT(report->fates[0].stored_bytes, 0);
+
+  rpc::RetentionPolicy policy;
+  policy.keep_last = 1;
+  policy.grace_ms = 0;
+  policy.best.resize(1);
+  policy.best[0].metric = "loss";
+  policy.best[0].keep = 1;
+  ASSERT_OK(client_->SetRetention("demo", policy));
+  ASSERT_OK(client_->Pin("demo@3", "me", "the paper"));
+  EXPECT_TRUE(client_->Show("demo@3")->pinned);
+  EXPECT_EQ(client_->SetRetention("nobody", policy).status().code(), StatusCode::kNotFound);
+  policy.keep_last = -1;
+  EXPECT_EQ(client_->SetRetention("demo", policy).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(client_->Delete("demo@3", 0, "me", "").code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(client_->Delete("demo@1", -5, "me", "").code(), StatusCode::kInvalidArgument);
+
+  ASSERT_OK(client_->Delete("demo@1", 3'600'000, "me", "a test"));
+  EXPECT_GT(client_->Show("demo@1")->purge_ms, 0);
+  ASSERT_OK(client_->Undelete("demo@1"));
+  EXPECT_EQ(client_->Show("demo@1")->purge_ms, 0);
+  ASSERT_OK(client_->Delete("demo@1", 0, "me", "a test"));
+
+  const auto dry = client_->CollectGarbage(/*dry_run=*/true, 0);
+  ASSERT_OK(dry);
+  ASSERT_EQ(dry->purged.size(), 1u);
+  EXPECT_EQ(dry->purged[0].artifact, first.raw());
+  EXPECT_GT(dry->purged[0].bytes, 0);
+  const auto done = client_->CollectGarbage(/*dry_run=*/false, 0);
+  ASSERT_OK(done);
+  EXPECT_EQ(done->purged.size(), 1u);
+  EXPECT_EQ(done->chunk_bytes, dry->chunk_bytes);
+  EXPECT_EQ(client_->Resolve("demo@1").status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(*client_->Resolve("demo@2"), second) << "the best";
+  EXPECT_EQ(*client_->Resolve("demo@3"), third) << "pinned";
+  ASSERT_OK(client_->Unpin("demo@3"));
+  EXPECT_EQ(client_->CollectGarbage(false, 0)->purged.size(), 1u) << "no rule wants it any more";
+  EXPECT_EQ(client_->Log("demo")->size(), 2u);
+}
+
+// A checkpoint of a run with rules queues the job that applies them.
+TEST_F(RpcServicesTest, ACheckpointExpiresOlderOnes) {
+  rpc::RetentionPolicy policy;
+  policy.keep_last = 2;
+  policy.grace_ms = 0;
+  ASSERT_OK(client_->SetRetention("demo", policy));
+  for (int step = 1; step <= 6; ++step) PushStep(step, 10.0 - step);
+  ASSERT_TRUE(world_.pipeline().WaitIdle(kJobTimeoutMs));
+  const auto log = client_->Log("demo");
+  ASSERT_OK(log);
+  ASSERT_EQ(log->size(), 2u);
+  EXPECT_EQ(log->front().step.step, 5);
+  const auto job = client_->GetJob("expire/demo");
+  ASSERT_OK(job);
+  EXPECT_EQ(job->state, "done");
+}
+
+TEST_F(RpcServicesTest, BackupAndRepair) {
+  PushStep(1, 3.0);
+  const std::string folder = (world_.folder() / "backup").string();
+  const auto first = client_->Backup(folder);
+  ASSERT_OK(first);
+  EXPECT_EQ(first->artifacts, 2);
+  EXPECT_EQ(first->copied_chunks, first->total_chunks);
+  EXPECT_EQ(client_->Backup(folder)->copied_chunks, 0);
+  EXPECT_EQ(client_->Backup("relative").status().code(), StatusCode::kInvalidArgument);
+  const auto scrub = client_->Scrub(folder);
+  ASSERT_OK(scrub);
+  EXPECT_TRUE(scrub->damaged.empty());
+  EXPECT_EQ(client_->Scrub("/nowhere").status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST_F(RpcServicesTest, UnknownThingsAreNotFoundByName) {
   for (const Status& status :
        {client_->Show("nobody").status(), client_->Log("nobody").status(),
