@@ -1,6 +1,7 @@
 // The CUDA launchers of a binary that was built without CUDA.
 #include "kernels/bitdelta/compress_cuda.h"
 #include "kernels/bitdelta/linear_cuda.h"
+#include "kernels/bitdelta/sign_tiles_cuda.h"
 
 namespace stockpot {
 namespace {
@@ -12,5 +13,6 @@ Status Absent() { return Unavailable("this binary was built without CUDA"); }
 Status LaunchBitDeltaCompressCuda(const CudaCompressArgs&, void*) { return Absent(); }
 Result<DeltaStats> BitDeltaCompressCuda(const CompressArgs&) { return Absent(); }
 Status LaunchBitDeltaLinearCuda(const CudaLinearArgs&, void*) { return Absent(); }
+Status LaunchPackSignTilesCuda(const CudaSignTilesArgs&, void*) { return Absent(); }
 
 }  // namespace stockpot

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/context/detail/fcontext.hpp>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <map>
 #include <numeric>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -24,6 +26,8 @@ namespace context = boost::context::detail;
 constexpr size_t kStackBytes = 256 << 10;  // AddressSanitizer's frames are fat
 constexpr size_t kGuardBytes = 4096;
 constexpr unsigned char kUnwritten = 0xA5;
+constexpr unsigned char kUnderway = 0xFF;
+constexpr size_t kCopyBytes = 16;  // the largest asynchronous copy
 
 // A fiber's stack, with a guard page below it.
 class Stack {
@@ -45,6 +49,12 @@ class Stack {
   void* memory_;
 };
 
+struct Copy {
+  void* to = nullptr;
+  size_t bytes = 0;
+  unsigned char value[kCopyBytes] = {};
+};
+
 struct Fiber {
   context::fcontext_t context = nullptr;
   void* sanitizer_stack = nullptr;
@@ -52,6 +62,8 @@ struct Fiber {
   Dim3 thread;
   int index = 0;               // linear, in the block
   const char* waits_for = "";  // for the message of a deadlock
+  std::vector<Copy> begun;     // not in a group yet
+  std::deque<std::vector<Copy>> groups;
 };
 
 // A meeting of lanes that name one mask. Slots are double: a fast lane may enter the next meeting
@@ -78,11 +90,13 @@ struct Shared {
 class Machine {
  public:
   Machine(Dim3 grid_size, Dim3 block_size, const Schedule& schedule,
-          const std::function<void()>& body)
+          const std::function<void()>& body, size_t dynamic_bytes)
       : grid(grid_size),
         block(block_size),
         schedule_(schedule),
         body_(body),
+        dynamic_bytes_(dynamic_bytes),
+        dynamic_(new unsigned char[dynamic_bytes]),
         random_(schedule.seed) {
     threads_ = static_cast<int>(block.x * block.y * block.z);
     for (int i = 0; i < threads_; ++i) stacks_.push_back(std::make_unique<Stack>());
@@ -160,6 +174,32 @@ class Machine {
     return shared.memory.get();
   }
 
+  void* Dynamic() const { return dynamic_.get(); }
+
+  void BeginCopy(void* to, const void* from, size_t bytes, size_t source_bytes) const {
+    const auto misaligned = [bytes](const void* p) {
+      return reinterpret_cast<uintptr_t>(p) % bytes != 0;
+    };
+    if (misaligned(to) || misaligned(from)) throw std::logic_error("a misaligned async copy");
+    if (source_bytes > bytes) throw std::logic_error("an async copy of more than its target holds");
+    Copy copy{to, bytes, {}};
+    std::memcpy(copy.value, from, source_bytes);
+    std::memset(to, kUnderway, bytes);
+    current->begun.push_back(copy);
+  }
+
+  void CommitCopies() const {
+    current->groups.push_back(std::move(current->begun));
+    current->begun.clear();
+  }
+
+  void WaitForCopies(size_t pending) const {
+    auto& groups = current->groups;
+    for (; groups.size() > pending; groups.pop_front()) {
+      for (const Copy& copy : groups.front()) std::memcpy(copy.to, copy.value, copy.bytes);
+    }
+  }
+
   const Dim3 grid;
   const Dim3 block;
   Dim3 block_index;
@@ -172,6 +212,7 @@ class Machine {
     warps_.resize(static_cast<size_t>((threads_ + kWarpLanes - 1) / kWarpLanes));
     for (auto& [place, shared] : shared_)
       std::memset(shared.memory.get(), kUnwritten, shared.bytes);
+    std::memset(dynamic_.get(), kUnwritten, dynamic_bytes_);
     barrier_arrived_ = 0;
     live_ = threads_;
     for (int i = 0; i < threads_; ++i) {
@@ -179,6 +220,10 @@ class Machine {
       const unsigned u = static_cast<unsigned>(i);
       fiber.index = i;
       fiber.thread = {u % block.x, u / block.x % block.y, u / (block.x * block.y)};
+#if defined(__SANITIZE_ADDRESS__)
+      // Frames that a fiber never left, as its last one, have left their red zones behind.
+      __asan_unpoison_memory_region(stacks_[static_cast<size_t>(i)]->bottom(), kStackBytes);
+#endif
       fiber.context =
           context::make_fcontext(stacks_[static_cast<size_t>(i)]->top(), kStackBytes, &Entry);
       warps_[static_cast<size_t>(i / kWarpLanes)].live |= 1u << (i % kWarpLanes);
@@ -232,6 +277,7 @@ class Machine {
     machine->AfterSwitch(nullptr, transfer);
     try {
       machine->body_();
+      RefuseForgottenCopies(*machine->current);
     } catch (...) {
       machine->error_ = std::current_exception();
     }
@@ -242,6 +288,14 @@ class Machine {
     machine->warps_[static_cast<size_t>(me->index / kWarpLanes)].live &=
         ~(1u << (me->index % kWarpLanes));
     machine->Yield();  // never comes back
+  }
+
+  static void RefuseForgottenCopies(const Fiber& fiber) {
+    size_t copies = fiber.begun.size();
+    for (const auto& group : fiber.groups) copies += group.size();
+    if (copies == 0) return;
+    throw std::logic_error("thread " + std::to_string(fiber.index) + " ends with " +
+                           std::to_string(copies) + " async copies it has not waited for");
   }
 
   std::string DescribeDeadlock() const {
@@ -257,6 +311,8 @@ class Machine {
 
   const Schedule schedule_;
   const std::function<void()>& body_;
+  const size_t dynamic_bytes_;
+  const std::unique_ptr<unsigned char[]> dynamic_;
   std::mt19937_64 random_;
   int threads_ = 0;
   std::vector<std::unique_ptr<Stack>> stacks_;
@@ -281,8 +337,9 @@ thread_local Machine* running = nullptr;
 
 }  // namespace
 
-void RunGrid(Dim3 grid, Dim3 block, const Schedule& schedule, const std::function<void()>& body) {
-  Machine machine(grid, block, schedule, body);
+void RunGrid(Dim3 grid, Dim3 block, const Schedule& schedule, const std::function<void()>& body,
+             size_t dynamic_bytes) {
+  Machine machine(grid, block, schedule, body, dynamic_bytes);
   running = &machine;
   struct Reset {
     ~Reset() { running = nullptr; }
@@ -306,5 +363,12 @@ Exchanged Exchange(uint32_t mask, const void* value, size_t bytes) {
 }
 
 void* SharedMemory(const void* place, size_t bytes) { return running->SharedAt(place, bytes); }
+void* DynamicSharedMemory() { return running->Dynamic(); }
+
+void BeginCopy(void* to, const void* from, size_t bytes, size_t source_bytes) {
+  running->BeginCopy(to, from, bytes, source_bytes);
+}
+void CommitCopies() { running->CommitCopies(); }
+void WaitForCopies(int pending) { running->WaitForCopies(static_cast<size_t>(pending)); }
 
 }  // namespace stockpot::emulation

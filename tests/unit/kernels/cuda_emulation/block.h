@@ -2,8 +2,9 @@
 // another, each thread of a block as a fiber that runs until it meets a barrier or ends.
 //
 // It proves logic and indexing: a missing barrier shows as wrong values under another order of
-// threads, a divergent one as a deadlock that names the waiting threads, a stray access under
-// AddressSanitizer. It proves nothing about speed or about memory ordering between blocks.
+// threads, a divergent one as a deadlock that names the waiting threads, an asynchronous copy that
+// nobody waited for as NaN, a stray access under AddressSanitizer. It proves nothing about speed or
+// about memory ordering between blocks.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +27,11 @@ struct Schedule {
   uint64_t seed = 1;  // of kShuffled
 };
 
-// Runs body() once for each thread of the grid. Throws std::runtime_error on a deadlock, and
-// whatever body throws.
-void RunGrid(Dim3 grid, Dim3 block, const Schedule& schedule, const std::function<void()>& body);
+// Runs body() once for each thread of the grid; a block has dynamic_bytes of dynamic shared memory.
+// Throws std::runtime_error on a deadlock, std::logic_error on a misuse that hardware would punish
+// or hide, and whatever body throws.
+void RunGrid(Dim3 grid, Dim3 block, const Schedule& schedule, const std::function<void()>& body,
+             size_t dynamic_bytes = 0);
 
 // The calls below are for device code, that is within RunGrid's body.
 Dim3 ThreadIndex();
@@ -41,7 +44,7 @@ int Lane();  // of the warp, 0 .. 31
 void BlockBarrier();
 
 inline constexpr int kWarpLanes = 32;
-inline constexpr size_t kExchangeBytes = 16;  // the largest value a lane can publish
+inline constexpr size_t kExchangeBytes = 32;  // the largest value a lane can publish
 
 // What the lanes of a warp published in one collective; valid until the calling lane's next one.
 struct Exchanged {
@@ -55,5 +58,16 @@ Exchanged Exchange(uint32_t mask, const void* value, size_t bytes);
 // Memory of the current block, the same for all its threads, named by the place that asks.
 // Filled with 0xA5 before each block, so that reading what nobody wrote shows.
 void* SharedMemory(const void* place, size_t bytes);
+
+// The block's dynamic shared memory, filled likewise.
+void* DynamicSharedMemory();
+
+// An asynchronous copy of `bytes` bytes, of which source_bytes are read and the others are zero.
+// Its target holds 0xFF (NaN) until WaitForCopies delivers it: a reader that came too early sees
+// that, and so does one of the old contents that was not done. A thread may not end with copies
+// that it has not waited for.
+void BeginCopy(void* to, const void* from, size_t bytes, size_t source_bytes);
+void CommitCopies();              // what was begun since the last call is a group
+void WaitForCopies(int pending);  // delivers all groups of this thread but the latest `pending`
 
 }  // namespace stockpot::emulation
