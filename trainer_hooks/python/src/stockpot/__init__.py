@@ -9,6 +9,7 @@
 
 CheckpointHook    for a plain loop; for Hugging Face's Trainer: stockpot.transformers
 Client            the remote calls, one to one, typed
+load_ops          torch.ops.stockpot.*: the kernels on torch tensors (stockpot.ops)
 load              any artifact (base, checkpoint, merge, variant) as a dict of tensors
 StockpotError     what Client and load raise; the hook raises nothing into the loop
 """
@@ -17,6 +18,7 @@ from stockpot.client import Client
 from stockpot.errors import ErrorCode, StockpotError
 from stockpot.hook import CheckpointHook
 from stockpot.loading import load
+from stockpot.ops import load_ops
 from stockpot.rpc.ttypes import Kind, RunConfig
 from stockpot.uploader import HookStats
 
@@ -31,4 +33,5 @@ __all__ = [
     "RunConfig",
     "StockpotError",
     "load",
+    "load_ops",
 ]

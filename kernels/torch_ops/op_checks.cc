@@ -1,0 +1,195 @@
+#include "kernels/torch_ops/op_checks.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace stockpot {
+namespace {
+
+bool IsWeightType(at::ScalarType t) {
+  return t == at::kFloat || t == at::kHalf || t == at::kBFloat16;
+}
+
+// One argument under its operator's name.
+struct Argument {
+  const char* op;
+  const char* name;
+  const at::Tensor& t;
+
+  const Argument& Weight(bool allow_double = false) const {
+    TORCH_CHECK_TYPE(
+        IsWeightType(t.scalar_type()) || (allow_double && t.scalar_type() == at::kDouble), op, ": ",
+        name, ": has dtype ", t.scalar_type(), ", takes float32, float16 or bfloat16",
+        allow_double ? " (float64 where x is)" : "");
+    return *this;
+  }
+  const Argument& Type(at::ScalarType wanted) const {
+    TORCH_CHECK_TYPE(t.scalar_type() == wanted, op, ": ", name, ": has dtype ", t.scalar_type(),
+                     ", takes ", wanted);
+    return *this;
+  }
+  const Argument& Index() const {
+    TORCH_CHECK_TYPE(t.scalar_type() == at::kInt || t.scalar_type() == at::kLong, op, ": ", name,
+                     ": has dtype ", t.scalar_type(), ", takes int32 or int64");
+    return *this;
+  }
+  const Argument& Dimensions(int64_t least, int64_t most) const {
+    TORCH_CHECK_VALUE(t.dim() >= least && t.dim() <= most, op, ": ", name, ": has ", t.dim(),
+                      " dimensions, takes ", least, " to ", most);
+    return *this;
+  }
+  const Argument& Size(int64_t dimension, const c10::SymInt& wanted) const {
+    TORCH_CHECK_VALUE(t.sym_size(dimension) == wanted, op, ": ", name, ": has shape ",
+                      t.sym_sizes(), ", dimension ", dimension, " must be ", wanted);
+    return *this;
+  }
+  const Argument& On(const at::Tensor& other) const {
+    TORCH_CHECK_VALUE(t.device() == other.device(), op, ": ", name, ": is on ", t.device(),
+                      ", the first tensor on ", other.device());
+    TORCH_CHECK_VALUE(t.layout() == at::kStrided, op, ": ", name, ": is not a dense tensor");
+    return *this;
+  }
+};
+
+c10::SymInt Rows(const at::Tensor& x) {
+  c10::SymInt rows = 1;
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) rows = rows * x.sym_size(i);
+  return rows;
+}
+
+void CheckRowsIndex(const char* op, const char* name, const OptionalTensor& index,
+                    const at::Tensor& x, const c10::SymInt& rows, const c10::SymInt& deltas) {
+  if (index.has_value()) {
+    Argument{op, name, *index}.Index().Dimensions(1, 1).Size(0, rows).On(x);
+    return;
+  }
+  TORCH_CHECK_VALUE(deltas == 1, op, ": ", name, ": is needed, there are ", deltas, " deltas");
+}
+
+}  // namespace
+
+BitDeltaSizes CheckBitDeltaLinear(const at::Tensor& x, const at::Tensor& base,
+                                  const at::Tensor& signs, const at::Tensor& alpha,
+                                  const OptionalTensor& variant_of_row,
+                                  const OptionalTensor& bias) {
+  const char* op = "bitdelta_linear";
+  const bool is_double = x.scalar_type() == at::kDouble;
+  Argument{op, "x", x}.Weight(true).Dimensions(1, 64).On(x);
+  Argument{op, "base", base}.Weight(is_double).Dimensions(2, 2).On(x);
+  BitDeltaSizes sizes{.rows = Rows(x),
+                      .d_out = base.sym_size(0),
+                      .d_in = base.sym_size(1),
+                      .variants = 1,
+                      .planes = 1};
+  Argument{op, "x", x}.Size(x.dim() - 1, sizes.d_in);
+  Argument{op, "signs", signs}.Type(at::kByte).Dimensions(2, 4).On(x);
+  Argument{op, "signs", signs}.Size(signs.dim() - 1, (sizes.d_in + 7) / 8);
+  Argument{op, "signs", signs}.Size(signs.dim() - 2, sizes.d_out);
+  if (signs.dim() >= 3) sizes.planes = signs.sym_size(signs.dim() - 3);
+  if (signs.dim() == 4) sizes.variants = signs.sym_size(0);
+  const Argument scale{op, "alpha", alpha};
+  scale.Weight(is_double).Dimensions(signs.dim() - 1, signs.dim() - 1).On(x);
+  for (int64_t i = 0; i < alpha.dim(); ++i) scale.Size(i, signs.sym_size(i));
+  if (bias.has_value()) {
+    Argument{op, "bias", *bias}.Weight(is_double).Dimensions(1, 1).Size(0, sizes.d_out).On(x);
+  }
+  CheckRowsIndex(op, "variant_of_row", variant_of_row, x, sizes.rows, sizes.variants);
+  return sizes;
+}
+
+void CheckBitDeltaCompress(const at::Tensor& base, const at::Tensor& fine_tuned) {
+  const char* op = "bitdelta_compress";
+  Argument{op, "base", base}.Weight().Dimensions(2, 2).On(base);
+  const Argument tuned{op, "fine_tuned", fine_tuned};
+  tuned.Weight().Dimensions(2, 2).Size(0, base.sym_size(0)).Size(1, base.sym_size(1)).On(base);
+}
+
+DeltaSizes CheckSparseDelta(const at::Tensor& x, const at::Tensor& row_offsets,
+                            const at::Tensor& columns, const at::Tensor& values,
+                            const OptionalTensor& delta_of_row) {
+  const char* op = "sparse_delta_linear";
+  Argument{op, "x", x}.Weight().Dimensions(1, 64).On(x);
+  Argument{op, "row_offsets", row_offsets}.Type(at::kLong).Dimensions(1, 2).On(x);
+  const c10::SymInt ends = row_offsets.sym_size(row_offsets.dim() - 1);
+  TORCH_CHECK_VALUE(ends >= 1, op, ": row_offsets: has no elements, takes d_out + 1");
+  Argument{op, "columns", columns}.Type(at::kInt).Dimensions(1, 1).On(x);
+  Argument{op, "values", values}.Type(at::kFloat).Dimensions(1, 1).On(x);
+  Argument{op, "values", values}.Size(0, columns.sym_size(0));
+  DeltaSizes sizes{.rows = Rows(x),
+                   .d_out = ends - 1,
+                   .d_in = x.sym_size(x.dim() - 1),
+                   .deltas = row_offsets.dim() == 2 ? row_offsets.sym_size(0) : c10::SymInt(1)};
+  CheckRowsIndex(op, "delta_of_row", delta_of_row, x, sizes.rows, sizes.deltas);
+  return sizes;
+}
+
+DeltaSizes CheckLora(const at::Tensor& x, const at::Tensor& a, const at::Tensor& b,
+                     const OptionalTensor& delta_of_row) {
+  const char* op = "lora_linear";
+  Argument{op, "x", x}.Weight().Dimensions(1, 64).On(x);
+  Argument{op, "a", a}.Weight().Dimensions(2, 3).On(x);
+  Argument{op, "b", b}.Weight().Dimensions(a.dim(), a.dim()).On(x);
+  Argument{op, "a", a}.Size(a.dim() - 1, x.sym_size(x.dim() - 1));
+  Argument{op, "b", b}.Size(b.dim() - 1, a.sym_size(a.dim() - 2));
+  if (a.dim() == 3) Argument{op, "b", b}.Size(0, a.sym_size(0));
+  DeltaSizes sizes{.rows = Rows(x),
+                   .d_out = b.sym_size(b.dim() - 2),
+                   .d_in = x.sym_size(x.dim() - 1),
+                   .deltas = a.dim() == 3 ? a.sym_size(0) : c10::SymInt(1)};
+  CheckRowsIndex(op, "delta_of_row", delta_of_row, x, sizes.rows, sizes.deltas);
+  return sizes;
+}
+
+void CheckTruncatedSvd(const at::Tensor& fine_tuned, const OptionalTensor& base, int64_t rank) {
+  const char* op = "truncated_svd";
+  Argument{op, "fine_tuned", fine_tuned}.Weight().Dimensions(2, 2).On(fine_tuned);
+  if (base.has_value()) {
+    const Argument other{op, "base", *base};
+    other.Weight().Dimensions(2, 2).On(fine_tuned);
+    other.Size(0, fine_tuned.sym_size(0)).Size(1, fine_tuned.sym_size(1));
+  }
+  TORCH_CHECK_VALUE(rank >= 0 && fine_tuned.sym_size(0) >= rank && fine_tuned.sym_size(1) >= rank,
+                    op, ": rank: ", rank, " is not in [0, the smaller side of ",
+                    fine_tuned.sym_sizes(), "]");
+}
+
+std::vector<c10::SymInt> OutputShape(const at::Tensor& x, c10::SymInt d_out) {
+  std::vector<c10::SymInt> shape = x.sym_sizes().vec();
+  shape.back() = std::move(d_out);
+  return shape;
+}
+
+void RaiseUnlessOk(const char* op, const Status& status) {
+  if (status.ok()) return;
+  TORCH_CHECK_VALUE(status.code() != StatusCode::kInvalidArgument, op, ": ", status.message());
+  TORCH_CHECK_NOT_IMPLEMENTED(status.code() != StatusCode::kUnavailable, op, ": ",
+                              status.ToString());
+  TORCH_CHECK(false, op, ": ", status.ToString());
+}
+
+DType DTypeOf(const at::Tensor& weight) {
+  switch (weight.scalar_type()) {
+    case at::kHalf:
+      return DType::kF16;
+    case at::kBFloat16:
+      return DType::kBF16;
+    default:
+      return DType::kF32;
+  }
+}
+
+WeightMatrix WeightView(const at::Tensor& weight) {
+  // LibTorch gives sizes of 1 and 0 any stride.
+  const int64_t stride = std::max(weight.stride(0), weight.size(1));
+  return {weight.const_data_ptr(), DTypeOf(weight), weight.size(0), weight.size(1), stride};
+}
+
+at::Tensor DenseRows(const at::Tensor& t) {
+  const int64_t last = t.dim() - 1;
+  const bool dense = (t.size(last) <= 1 || t.stride(last) == 1) &&
+                     (last == 0 || t.size(last - 1) <= 1 || t.stride(last - 1) >= t.size(last));
+  return dense ? t : t.contiguous();
+}
+
+}  // namespace stockpot
