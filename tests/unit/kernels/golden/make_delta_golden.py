@@ -1,4 +1,4 @@
-"""Writes deltas.golden: what torch says about the sparse and the low-rank delta, for tests that must
+"""Writes deltas.golden: what torch says about the sparse and the low-rank delta, for tests that do
 not judge themselves. Run it again only when a rule changes:
     python make_delta_golden.py > deltas.golden
 
