@@ -1,39 +1,14 @@
-// A decode step allocates nothing once its scratch memory has grown: counted by replacing operator
-// new.
+// A decode step allocates nothing once its scratch memory has grown.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "kernels/bitdelta/linear.h"
 #include "kernels/bitdelta/signs.h"
 #include "kernels/lora/lora_linear.h"
 #include "kernels/sparse/sparse_delta.h"
+#include "tests/unit/kernels/count_allocations.h"
 #include "tests/unit/kernels/matrices.h"
-
-namespace {
-
-std::atomic<int64_t> allocations{0};
-
-void* Allocate(std::size_t bytes, std::size_t alignment) {
-  allocations.fetch_add(1);
-  void* p = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return Allocate(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
 
 namespace stockpot {
 namespace {
@@ -61,18 +36,18 @@ TEST(Allocation, DecodeAllocatesNothingInTheSteadyState) {
   ThreadPool threads(2);
   LinearScratch scratch;
   ASSERT_TRUE(BitDeltaLinearCpu(args, scratch, threads).ok());
-  const int64_t before = allocations.load();
+  const int64_t before = CountedAllocations();
   bool ok = true;
   for (int step = 0; step < 10; ++step) ok = ok && BitDeltaLinearCpu(args, scratch, threads).ok();
-  EXPECT_EQ(allocations.load() - before, 0);
+  EXPECT_EQ(CountedAllocations() - before, 0);
   EXPECT_TRUE(ok);
   LinearArgs smaller = args;  // fits into what is there
   smaller.x.rows = output.y.rows = 3;
   smaller.variant_of_row = std::span(variant_of_row).first(3);
   smaller.sum_of_row = std::span(sum_of_row).first(3);
-  const int64_t again = allocations.load();
+  const int64_t again = CountedAllocations();
   ok = BitDeltaLinearCpu(smaller, scratch, threads).ok();
-  EXPECT_EQ(allocations.load() - again, 0);
+  EXPECT_EQ(CountedAllocations() - again, 0);
   EXPECT_TRUE(ok);
 }
 
@@ -85,11 +60,11 @@ void ExpectNoAllocation(Status (*run)(const Args&, Scratch&, ThreadPool&), const
   Args smaller = args;
   smaller.x.rows = smaller.y.rows = 3;
   smaller.delta_of_row = args.delta_of_row.first(3);
-  const int64_t before = allocations.load();
+  const int64_t before = CountedAllocations();
   bool ok = true;
   for (int step = 0; step < 10; ++step) ok = ok && run(args, scratch, threads).ok();
   ok = ok && run(smaller, scratch, threads).ok();
-  EXPECT_EQ(allocations.load() - before, 0);
+  EXPECT_EQ(CountedAllocations() - before, 0);
   EXPECT_TRUE(ok);
 }
 
