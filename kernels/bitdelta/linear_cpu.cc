@@ -292,7 +292,6 @@ class Call {
   PlannedRow PlanRow(const LinearOutput& output, int64_t t) const {
     const LayerDelta* variant = VariantOfRow(args_, output, t);
     PlannedRow row;
-    row.source = t;
     row.y = output.y.row(t);
     row.bias = BiasOfRow(args_, output, t);
     row.weight = &output.base;

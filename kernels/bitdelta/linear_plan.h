@@ -19,7 +19,6 @@ struct PlannedRow {
   const WeightMatrix* weight = nullptr;  // the base, or the variant's dense weight
   const PackedSigns::Layout* signs = nullptr;
   bool folded = false;  // the signs are folded into the weight (DeltaSum)
-  int64_t source = 0;   // row of args.x
 
   const PackedSigns::Layout* folded_signs() const { return folded ? signs : nullptr; }
   const PackedSigns::Layout* apart_signs() const { return folded ? nullptr : signs; }
