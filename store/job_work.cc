@@ -123,11 +123,19 @@ bool JobWork::StillStands(const Job& job) const {
   if (job.kind != JobKind::kPublish) return true;
   const Result<PublishRequest> request = ReadPublish(job);
   if (!request.ok()) return false;
-  const auto names = RouteNames(request->source, request->artifact, request->codec, request->name);
-  return names.ok() && std::all_of(names->begin(), names->end(), [&](const std::string& name) {
-           const std::optional<Route> route = store_.GetRoute(name);
-           return route && route->variant.Hex() == job.result;
-         });
+  // Routes move while they are looked at: a name that fails only counts if it is still due.
+  std::vector<std::string> failed;
+  for (;;) {
+    auto names = RouteNames(request->source, request->artifact, request->codec, request->name);
+    if (!names.ok()) return false;
+    std::erase_if(*names, [&](const std::string& name) {
+      const std::optional<Route> route = store_.GetRoute(name);
+      return route && route->variant.Hex() == job.result;
+    });
+    if (names->empty()) return true;
+    if (*names == failed) return false;
+    failed = std::move(*names);
+  }
 }
 
 Status JobWork::Expire(const Job& job) {

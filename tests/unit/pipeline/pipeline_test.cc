@@ -403,6 +403,32 @@ TEST_F(PipelineTest, AJobThatWasRunningWhenTheDaemonDiedIsTakenUp) {
   EXPECT_EQ(RouteTo("demo@latest"), VariantOf(c1));
 }
 
+// A publish that is asked for again while later ones take RUN@latest over is not done again.
+TEST_F(PipelineTest, AskingAgainWhileRoutesMoveQueuesNothing) {
+  constexpr int64_t kSteps = 24;
+  CreateRun({.merge_every = 0, .publish = PublishPolicy::kOnRequest});
+  std::vector<Job> jobs;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    jobs.push_back(MakePublishJob(Push(step, 1.0, Tuned()), PublishCodec::kBitDelta, ""));
+  }
+  StartPipeline();
+  std::atomic<bool> stop = false;
+  std::thread asker([&] {
+    while (!stop) {
+      for (const Job& job : jobs) {
+        const std::optional<Job> known = store_->GetJob(job.key);
+        if (known && known->state == JobState::kDone) EXPECT_OK(pipeline_->Submit(job));
+      }
+    }
+  });
+  for (const Job& job : jobs) EXPECT_OK(pipeline_->Submit(job));
+  EXPECT_TRUE(pipeline_->WaitIdle(kPatienceMs));
+  stop = true;
+  asker.join();
+  EXPECT_EQ(Events("job").size(), static_cast<size_t>(kSteps));
+  EXPECT_EQ(Events("variant").size(), static_cast<size_t>(kSteps));
+}
+
 TEST_F(PipelineTest, ManyThreadsMayAskAndStopComesAnyTime) {
   CreateRun({.merge_every = 0, .publish = PublishPolicy::kOnRequest});
   std::vector<Digest> checkpoints;
