@@ -193,7 +193,7 @@ Result<T> Client::Call(std::string_view call, Body body) {
 Result<rpc::HelloReply> Client::Hello() {
   STOCKPOT_ASSIGN_OR_RETURN(rpc::HelloReply reply,
                             Call<rpc::HelloReply>("hello", [](Connection& c, rpc::HelloReply& out) {
-                              c.checkpoint->hello(out, rpc::g_stockpot_constants.PROTOCOL_VERSION);
+                              c.checkpoint->hello(out, rpc::g_stockpot_constants.PROTOCOL_VERSION, "");
                             }));
   if (reply.chunk_bytes != kChunkBytes) {
     return InvalidArgument("the daemon at " + address_.ToString() + " cuts chunks of " +

@@ -30,7 +30,8 @@ class CheckpointHandler : public rpc::CheckpointServiceIf {
   explicit CheckpointHandler(const RpcServerParts& parts)
       : store_(parts.store), ingest_(parts.ingest), version_(parts.control.version) {}
 
-  void hello(rpc::HelloReply& reply, int32_t protocol) override {
+  // The token is the server's to check (server.cc): a call that comes here was let in.
+  void hello(rpc::HelloReply& reply, int32_t protocol, const std::string& /*token*/) override {
     Answer([&]() -> Status {
       const int32_t ours = rpc::g_stockpot_constants.PROTOCOL_VERSION;
       if (protocol != ours) {

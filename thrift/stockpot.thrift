@@ -82,7 +82,9 @@ struct CommitReply {
 
 // How training loops and importers send, and how anyone fetches.
 service CheckpointService {
-  HelloReply hello(1: i32 protocol) throws (1: Error error)
+  // First on every connection to a daemon that asks for a token; others ignore it. Until it was right
+  // every call is INVALID_ARGUMENT, and a wrong one ends the connection after that answer.
+  HelloReply hello(1: i32 protocol, 2: string token) throws (1: Error error)
   // Creates the run or confirms it; `base` is a name or a hex digest.
   Run create_run(1: string name, 2: string base, 3: RunConfig config, 4: map<string, string> tags)
       throws (1: Error error)

@@ -232,7 +232,7 @@ class Connection:
                                  ("control", ControlService))
         }
         try:
-            clients["checkpoint"].hello(PROTOCOL_VERSION)
+            clients["checkpoint"].hello(PROTOCOL_VERSION, "")
         except BaseException:
             transport.close()
             raise

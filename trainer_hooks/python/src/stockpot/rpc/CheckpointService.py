@@ -19,10 +19,11 @@ all_structs = []
 
 
 class Iface(object):
-    def hello(self, protocol):
+    def hello(self, protocol, token):
         """
         Parameters:
          - protocol
+         - token
 
         """
         pass
@@ -118,19 +119,21 @@ class Client(Iface):
             self._oprot = oprot
         self._seqid = 0
 
-    def hello(self, protocol):
+    def hello(self, protocol, token):
         """
         Parameters:
          - protocol
+         - token
 
         """
-        self.send_hello(protocol)
+        self.send_hello(protocol, token)
         return self.recv_hello()
 
-    def send_hello(self, protocol):
+    def send_hello(self, protocol, token):
         self._oprot.writeMessageBegin('hello', TMessageType.CALL, self._seqid)
         args = hello_args()
         args.protocol = protocol
+        args.token = token
         args.write(self._oprot)
         self._oprot.writeMessageEnd()
         self._oprot.trans.flush()
@@ -517,7 +520,7 @@ class Processor(Iface, TProcessor):
         iprot.readMessageEnd()
         result = hello_result()
         try:
-            result.success = self._handler.hello(args.protocol)
+            result.success = self._handler.hello(args.protocol, args.token)
             msg_type = TMessageType.REPLY
         except TTransport.TTransportException:
             raise
@@ -778,12 +781,14 @@ class hello_args(object):
     """
     Attributes:
      - protocol
+     - token
 
     """
 
 
-    def __init__(self, protocol=None,):
+    def __init__(self, protocol=None, token=None,):
         self.protocol = protocol
+        self.token = token
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -799,6 +804,11 @@ class hello_args(object):
                     self.protocol = iprot.readI32()
                 else:
                     iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.token = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -812,6 +822,10 @@ class hello_args(object):
         if self.protocol is not None:
             oprot.writeFieldBegin('protocol', TType.I32, 1)
             oprot.writeI32(self.protocol)
+            oprot.writeFieldEnd()
+        if self.token is not None:
+            oprot.writeFieldBegin('token', TType.STRING, 2)
+            oprot.writeString(self.token.encode('utf-8') if sys.version_info[0] == 2 else self.token)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -833,6 +847,7 @@ all_structs.append(hello_args)
 hello_args.thrift_spec = (
     None,  # 0
     (1, TType.I32, 'protocol', None, None, ),  # 1
+    (2, TType.STRING, 'token', 'UTF8', None, ),  # 2
 )
 
 
