@@ -17,6 +17,9 @@ Result<TensorEntry> TensorFromRpc(const rpc::Tensor& tensor) {
   const std::optional<DType> dtype = DTypeFromName(tensor.dtype);
   if (!dtype) return InvalidArgument(what + ": unknown dtype '" + tensor.dtype.substr(0, 32) + "'");
   entry.dtype = *dtype;
+  if (!tensor.global_shape.empty() || !tensor.offsets.empty()) {
+    return InvalidArgument(what + ": pieces of tensors are not in this version yet");
+  }
   entry.shape = tensor.shape;
   entry.alias_of = tensor.alias_of;
   STOCKPOT_ASSIGN_OR_RETURN(Part part, PartFromRpc(tensor.data, what));
@@ -257,6 +260,7 @@ rpc::CommitReply ToRpc(const CommitReply& reply) {
   out.artifact = RawBytes(reply.artifact);
   out.event_sequence = reply.event_sequence;
   out.existed = reply.existed;
+  out.complete = true;
   return out;
 }
 

@@ -100,6 +100,14 @@ class CheckpointHandler : public rpc::CheckpointServiceIf {
     });
   }
 
+  void step_state(rpc::StepState&, const rpc::StepKey&, int32_t) override {
+    Answer([]() -> Status { return InvalidArgument("step_state: not in this version yet"); });
+  }
+
+  void resume_point(rpc::ResumePoint&, const std::string&, const std::string&) override {
+    Answer([]() -> Status { return InvalidArgument("resume_point: not in this version yet"); });
+  }
+
   void abort(const std::string& session) override {
     Answer([&] { return ingest_.Abort(session); });
   }

@@ -9,6 +9,7 @@ namespace py stockpot.rpc
 
 const i32 PROTOCOL_VERSION = 1
 const i32 MAX_CHUNK_BYTES = 4194304
+const i32 MAX_WORLD = 1024         // ranks of one checkpoint
 
 enum ErrorCode {
   INVALID_ARGUMENT = 1, NOT_FOUND = 2, ALREADY_EXISTS = 3, RESOURCE_EXHAUSTED = 4,
@@ -46,13 +47,74 @@ struct Run {
   5: i64 created_ms
 }
 
+// --- sessions of one rank and of many ---
+//
+// With world = 1 a session is a whole checkpoint (or base): open, have_chunks, put_chunk, commit.
+//
+// With world > 1 every rank does the same for its own part, in any order, at its own pace, and no
+// rank needs another one for it: what carries the same (run, step, world, attempt) gathers into ONE
+// checkpoint. The commit that completes the set makes it; the ones before return at once, complete
+// = false, with their chunks durable. A rank that wants to know the outcome asks step_state.
+//   - A tensor is sent in pieces: `shape` is the piece's, `global_shape` the whole tensor's,
+//     `offsets` where the piece begins, all of the same length. A shard may hold several pieces of
+//     one tensor (several entries of one name), and none of most. An empty piece may be left out.
+//   - All pieces together hold each element of each tensor exactly once; the server proves it, and
+//     names tensor, ranks and index range of an overlap or a gap. dtype and global_shape are the
+//     same everywhere. The exception are replicas: the same piece (or whole tensor) from several
+//     ranks is taken once if its bytes are the same, and refused by name if they are not.
+//   - An alias is sent by one rank at least (`shape`: the whole tensor's), likewise a file; of a
+//     metric that several ranks report the lowest rank's counts. resumed_from: the same or none.
+//   - `attempt` names one try of the job and is the same on all its ranks: the launcher's id and
+//     its restart count, say. A restarted job takes another one, so that its shards never mix with
+//     those that the one before left behind. Whichever attempt is complete first makes the
+//     checkpoint; a second one is ALREADY_EXISTS unless its shards are the very same.
+//   - Committing again, from whatever session or thread, with the same content, is no error and
+//     changes nothing: also when the checkpoint is complete, also after a restart of the daemon. A
+//     rank that commits other content under the same attempt fails the attempt.
+//   - An attempt whose ranks send nothing for the session's idle limit expires. Its sessions and
+//     step_state then say which ranks never committed. Ranks may begin anew: chunks that are there
+//     do not travel again. A restart of the daemon forgets attempts that are not complete.
 struct SessionRequest {
-  1: Kind kind = Kind.CHECKPOINT  // or BASE
+  1: Kind kind = Kind.CHECKPOINT  // or BASE (world = 1, whole tensors)
   2: string run                   // for a base: its name
   3: i64 step = -1
-  4: i32 rank = 0
-  5: i32 world = 1
+  4: i32 rank = 0                 // 0 .. world - 1
+  5: i32 world = 1                // at most MAX_WORLD
   6: optional binary resumed_from
+  7: string attempt               // world > 1: 1..128 printable bytes; else it may be empty
+}
+
+// One checkpoint that ranks gather.
+struct StepKey {
+  1: string run
+  2: i64 step
+  3: i32 world
+  4: string attempt
+}
+
+enum GatherState { OPEN = 0, COMPLETE = 1, FAILED = 2 }
+
+struct StepState {
+  1: GatherState state
+  2: binary artifact              // COMPLETE
+  3: i64 event_sequence           // COMPLETE
+  4: list<i32> missing            // OPEN: ranks that have not committed; FAILED: that never did
+  5: string why                   // FAILED: names tensor and ranks
+}
+
+// A gathering as `status` lists it.
+struct Gathering {
+  1: StepKey key
+  2: list<i32> missing            // have not committed yet
+  3: i64 opened_ms
+  4: i64 expires_ms               // unless one of its ranks sends something
+}
+
+// Where a job resumes from.
+struct ResumePoint {
+  1: binary artifact              // empty: there is no checkpoint: from the run's base
+  2: i64 step                     // -1: from the base
+  3: i64 decided_ms
 }
 
 struct Part {
@@ -63,9 +125,11 @@ struct Part {
 struct Tensor {
   1: string name
   2: string dtype                 // safetensors' names: "BF16", "F32", ...
-  3: list<i64> shape
+  3: list<i64> shape              // of `data`, which is row-major
   4: string alias_of              // tied to that tensor; then no data
   5: Part data
+  6: list<i64> global_shape       // of a piece; both empty: `data` is the whole tensor
+  7: list<i64> offsets            // of a piece, in elements
 }
 
 struct Shard {
@@ -75,9 +139,11 @@ struct Shard {
 }
 
 struct CommitReply {
-  1: binary artifact
+  1: binary artifact              // empty while it is not complete
   2: i64 event_sequence
   3: bool existed
+  4: bool complete = true         // false: other ranks are missing, or the last is just completing
+  5: list<i32> missing            // ranks that have not committed
 }
 
 // How training loops and importers send, and how anyone fetches.
@@ -91,8 +157,19 @@ service CheckpointService {
   string open_session(1: SessionRequest request) throws (1: Error error)
   list<bool> have_chunks(1: string session, 2: list<binary> digests) throws (1: Error error)
   void put_chunk(1: string session, 2: binary digest, 3: binary data) throws (1: Error error)
-  // Returns once the artifact is durable and visible.
+  // Returns once the artifact is durable and visible; of several ranks: once this shard's chunks
+  // are durable, and for the one that completes the set once the artifact is.
   CommitReply commit_shard(1: string session, 2: Shard shard) throws (1: Error error)
+  // The state of an attempt; waits up to timeout_ms (at most 30 s) while it is OPEN. NOT_FOUND: no
+  // rank opened it since the daemon started, it is not what the step was made from, or it ended
+  // long ago: open and commit again.
+  StepState step_state(1: StepKey key, 2: i32 timeout_ms) throws (1: Error error)
+  // Where this start of the job resumes from: the same answer for every caller with the same `key`
+  // (1..128 printable bytes; the attempt's name, say), also when newer checkpoints come meanwhile
+  // and after a restart of the daemon. The first caller's question decides: the run's newest
+  // checkpoint. The newest 64 keys of a run are remembered, and the newest decision's checkpoint is
+  // not deleted.
+  ResumePoint resume_point(1: string run, 2: string key) throws (1: Error error)
   void abort(1: string session) throws (1: Error error)
   string fetch_manifest(1: string id) throws (1: Error error)
   binary fetch_chunk(1: binary digest) throws (1: Error error)
@@ -283,6 +360,7 @@ struct DaemonStatus {
   13: string devices              // for a person
   14: string http_address
   15: string thrift_address
+  16: list<Gathering> gatherings  // that are not complete
 }
 
 struct Damage {

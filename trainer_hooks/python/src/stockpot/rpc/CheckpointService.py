@@ -75,6 +75,24 @@ class Iface(object):
         """
         pass
 
+    def step_state(self, key, timeout_ms):
+        """
+        Parameters:
+         - key
+         - timeout_ms
+
+        """
+        pass
+
+    def resume_point(self, run, key):
+        """
+        Parameters:
+         - run
+         - key
+
+        """
+        pass
+
     def abort(self, session):
         """
         Parameters:
@@ -337,6 +355,78 @@ class Client(Iface):
             raise result.error
         raise TApplicationException(TApplicationException.MISSING_RESULT, "commit_shard failed: unknown result")
 
+    def step_state(self, key, timeout_ms):
+        """
+        Parameters:
+         - key
+         - timeout_ms
+
+        """
+        self.send_step_state(key, timeout_ms)
+        return self.recv_step_state()
+
+    def send_step_state(self, key, timeout_ms):
+        self._oprot.writeMessageBegin('step_state', TMessageType.CALL, self._seqid)
+        args = step_state_args()
+        args.key = key
+        args.timeout_ms = timeout_ms
+        args.write(self._oprot)
+        self._oprot.writeMessageEnd()
+        self._oprot.trans.flush()
+
+    def recv_step_state(self):
+        iprot = self._iprot
+        (fname, mtype, rseqid) = iprot.readMessageBegin()
+        if mtype == TMessageType.EXCEPTION:
+            x = TApplicationException()
+            x.read(iprot)
+            iprot.readMessageEnd()
+            raise x
+        result = step_state_result()
+        result.read(iprot)
+        iprot.readMessageEnd()
+        if result.success is not None:
+            return result.success
+        if result.error is not None:
+            raise result.error
+        raise TApplicationException(TApplicationException.MISSING_RESULT, "step_state failed: unknown result")
+
+    def resume_point(self, run, key):
+        """
+        Parameters:
+         - run
+         - key
+
+        """
+        self.send_resume_point(run, key)
+        return self.recv_resume_point()
+
+    def send_resume_point(self, run, key):
+        self._oprot.writeMessageBegin('resume_point', TMessageType.CALL, self._seqid)
+        args = resume_point_args()
+        args.run = run
+        args.key = key
+        args.write(self._oprot)
+        self._oprot.writeMessageEnd()
+        self._oprot.trans.flush()
+
+    def recv_resume_point(self):
+        iprot = self._iprot
+        (fname, mtype, rseqid) = iprot.readMessageBegin()
+        if mtype == TMessageType.EXCEPTION:
+            x = TApplicationException()
+            x.read(iprot)
+            iprot.readMessageEnd()
+            raise x
+        result = resume_point_result()
+        result.read(iprot)
+        iprot.readMessageEnd()
+        if result.success is not None:
+            return result.success
+        if result.error is not None:
+            raise result.error
+        raise TApplicationException(TApplicationException.MISSING_RESULT, "resume_point failed: unknown result")
+
     def abort(self, session):
         """
         Parameters:
@@ -488,6 +578,8 @@ class Processor(Iface, TProcessor):
         self._processMap["have_chunks"] = Processor.process_have_chunks
         self._processMap["put_chunk"] = Processor.process_put_chunk
         self._processMap["commit_shard"] = Processor.process_commit_shard
+        self._processMap["step_state"] = Processor.process_step_state
+        self._processMap["resume_point"] = Processor.process_resume_point
         self._processMap["abort"] = Processor.process_abort
         self._processMap["fetch_manifest"] = Processor.process_fetch_manifest
         self._processMap["fetch_chunk"] = Processor.process_fetch_chunk
@@ -666,6 +758,58 @@ class Processor(Iface, TProcessor):
             msg_type = TMessageType.EXCEPTION
             result = TApplicationException(TApplicationException.INTERNAL_ERROR, 'Internal error')
         oprot.writeMessageBegin("commit_shard", msg_type, seqid)
+        result.write(oprot)
+        oprot.writeMessageEnd()
+        oprot.trans.flush()
+
+    def process_step_state(self, seqid, iprot, oprot):
+        args = step_state_args()
+        args.read(iprot)
+        iprot.readMessageEnd()
+        result = step_state_result()
+        try:
+            result.success = self._handler.step_state(args.key, args.timeout_ms)
+            msg_type = TMessageType.REPLY
+        except TTransport.TTransportException:
+            raise
+        except Error as error:
+            msg_type = TMessageType.REPLY
+            result.error = error
+        except TApplicationException as ex:
+            logging.exception('TApplication exception in handler')
+            msg_type = TMessageType.EXCEPTION
+            result = ex
+        except Exception:
+            logging.exception('Unexpected exception in handler')
+            msg_type = TMessageType.EXCEPTION
+            result = TApplicationException(TApplicationException.INTERNAL_ERROR, 'Internal error')
+        oprot.writeMessageBegin("step_state", msg_type, seqid)
+        result.write(oprot)
+        oprot.writeMessageEnd()
+        oprot.trans.flush()
+
+    def process_resume_point(self, seqid, iprot, oprot):
+        args = resume_point_args()
+        args.read(iprot)
+        iprot.readMessageEnd()
+        result = resume_point_result()
+        try:
+            result.success = self._handler.resume_point(args.run, args.key)
+            msg_type = TMessageType.REPLY
+        except TTransport.TTransportException:
+            raise
+        except Error as error:
+            msg_type = TMessageType.REPLY
+            result.error = error
+        except TApplicationException as ex:
+            logging.exception('TApplication exception in handler')
+            msg_type = TMessageType.EXCEPTION
+            result = ex
+        except Exception:
+            logging.exception('Unexpected exception in handler')
+            msg_type = TMessageType.EXCEPTION
+            result = TApplicationException(TApplicationException.INTERNAL_ERROR, 'Internal error')
+        oprot.writeMessageBegin("resume_point", msg_type, seqid)
         result.write(oprot)
         oprot.writeMessageEnd()
         oprot.trans.flush()
@@ -970,11 +1114,11 @@ class create_run_args(object):
             elif fid == 4:
                 if ftype == TType.MAP:
                     self.tags = {}
-                    (_ktype206, _vtype207, _size205) = iprot.readMapBegin()
-                    for _i209 in range(_size205):
-                        _key210 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val211 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.tags[_key210] = _val211
+                    (_ktype248, _vtype249, _size247) = iprot.readMapBegin()
+                    for _i251 in range(_size247):
+                        _key252 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val253 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.tags[_key252] = _val253
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -1003,9 +1147,9 @@ class create_run_args(object):
         if self.tags is not None:
             oprot.writeFieldBegin('tags', TType.MAP, 4)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.tags))
-            for kiter212, viter213 in self.tags.items():
-                oprot.writeString(kiter212.encode('utf-8') if sys.version_info[0] == 2 else kiter212)
-                oprot.writeString(viter213.encode('utf-8') if sys.version_info[0] == 2 else viter213)
+            for kiter254, viter255 in self.tags.items():
+                oprot.writeString(kiter254.encode('utf-8') if sys.version_info[0] == 2 else kiter254)
+                oprot.writeString(viter255.encode('utf-8') if sys.version_info[0] == 2 else viter255)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1274,10 +1418,10 @@ class have_chunks_args(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.digests = []
-                    (_etype217, _size214) = iprot.readListBegin()
-                    for _i218 in range(_size214):
-                        _elem219 = iprot.readBinary()
-                        self.digests.append(_elem219)
+                    (_etype259, _size256) = iprot.readListBegin()
+                    for _i260 in range(_size256):
+                        _elem261 = iprot.readBinary()
+                        self.digests.append(_elem261)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1298,8 +1442,8 @@ class have_chunks_args(object):
         if self.digests is not None:
             oprot.writeFieldBegin('digests', TType.LIST, 2)
             oprot.writeListBegin(TType.STRING, len(self.digests))
-            for iter220 in self.digests:
-                oprot.writeBinary(iter220)
+            for iter262 in self.digests:
+                oprot.writeBinary(iter262)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1351,10 +1495,10 @@ class have_chunks_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype224, _size221) = iprot.readListBegin()
-                    for _i225 in range(_size221):
-                        _elem226 = iprot.readBool()
-                        self.success.append(_elem226)
+                    (_etype266, _size263) = iprot.readListBegin()
+                    for _i267 in range(_size263):
+                        _elem268 = iprot.readBool()
+                        self.success.append(_elem268)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1376,8 +1520,8 @@ class have_chunks_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.BOOL, len(self.success))
-            for iter227 in self.success:
-                oprot.writeBool(iter227)
+            for iter269 in self.success:
+                oprot.writeBool(iter269)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -1700,6 +1844,303 @@ class commit_shard_result(object):
 all_structs.append(commit_shard_result)
 commit_shard_result.thrift_spec = (
     (0, TType.STRUCT, 'success', [CommitReply, None], None, ),  # 0
+    (1, TType.STRUCT, 'error', [Error, None], None, ),  # 1
+)
+
+
+class step_state_args(object):
+    """
+    Attributes:
+     - key
+     - timeout_ms
+
+    """
+
+
+    def __init__(self, key=None, timeout_ms=None,):
+        self.key = key
+        self.timeout_ms = timeout_ms
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRUCT:
+                    self.key = StepKey()
+                    self.key.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I32:
+                    self.timeout_ms = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('step_state_args')
+        if self.key is not None:
+            oprot.writeFieldBegin('key', TType.STRUCT, 1)
+            self.key.write(oprot)
+            oprot.writeFieldEnd()
+        if self.timeout_ms is not None:
+            oprot.writeFieldBegin('timeout_ms', TType.I32, 2)
+            oprot.writeI32(self.timeout_ms)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+all_structs.append(step_state_args)
+step_state_args.thrift_spec = (
+    None,  # 0
+    (1, TType.STRUCT, 'key', [StepKey, None], None, ),  # 1
+    (2, TType.I32, 'timeout_ms', None, None, ),  # 2
+)
+
+
+class step_state_result(object):
+    """
+    Attributes:
+     - success
+     - error
+
+    """
+
+
+    def __init__(self, success=None, error=None,):
+        self.success = success
+        self.error = error
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 0:
+                if ftype == TType.STRUCT:
+                    self.success = StepState()
+                    self.success.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 1:
+                if ftype == TType.STRUCT:
+                    self.error = Error.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('step_state_result')
+        if self.success is not None:
+            oprot.writeFieldBegin('success', TType.STRUCT, 0)
+            self.success.write(oprot)
+            oprot.writeFieldEnd()
+        if self.error is not None:
+            oprot.writeFieldBegin('error', TType.STRUCT, 1)
+            self.error.write(oprot)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+all_structs.append(step_state_result)
+step_state_result.thrift_spec = (
+    (0, TType.STRUCT, 'success', [StepState, None], None, ),  # 0
+    (1, TType.STRUCT, 'error', [Error, None], None, ),  # 1
+)
+
+
+class resume_point_args(object):
+    """
+    Attributes:
+     - run
+     - key
+
+    """
+
+
+    def __init__(self, run=None, key=None,):
+        self.run = run
+        self.key = key
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.run = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.key = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('resume_point_args')
+        if self.run is not None:
+            oprot.writeFieldBegin('run', TType.STRING, 1)
+            oprot.writeString(self.run.encode('utf-8') if sys.version_info[0] == 2 else self.run)
+            oprot.writeFieldEnd()
+        if self.key is not None:
+            oprot.writeFieldBegin('key', TType.STRING, 2)
+            oprot.writeString(self.key.encode('utf-8') if sys.version_info[0] == 2 else self.key)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+all_structs.append(resume_point_args)
+resume_point_args.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'run', 'UTF8', None, ),  # 1
+    (2, TType.STRING, 'key', 'UTF8', None, ),  # 2
+)
+
+
+class resume_point_result(object):
+    """
+    Attributes:
+     - success
+     - error
+
+    """
+
+
+    def __init__(self, success=None, error=None,):
+        self.success = success
+        self.error = error
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 0:
+                if ftype == TType.STRUCT:
+                    self.success = ResumePoint()
+                    self.success.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 1:
+                if ftype == TType.STRUCT:
+                    self.error = Error.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('resume_point_result')
+        if self.success is not None:
+            oprot.writeFieldBegin('success', TType.STRUCT, 0)
+            self.success.write(oprot)
+            oprot.writeFieldEnd()
+        if self.error is not None:
+            oprot.writeFieldBegin('error', TType.STRUCT, 1)
+            self.error.write(oprot)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+all_structs.append(resume_point_result)
+resume_point_result.thrift_spec = (
+    (0, TType.STRUCT, 'success', [ResumePoint, None], None, ),  # 0
     (1, TType.STRUCT, 'error', [Error, None], None, ),  # 1
 )
 

@@ -772,10 +772,10 @@ class merge_args(object):
             if fid == 1:
                 if ftype == TType.LIST:
                     self.ids = []
-                    (_etype252, _size249) = iprot.readListBegin()
-                    for _i253 in range(_size249):
-                        _elem254 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.ids.append(_elem254)
+                    (_etype294, _size291) = iprot.readListBegin()
+                    for _i295 in range(_size291):
+                        _elem296 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.ids.append(_elem296)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -817,8 +817,8 @@ class merge_args(object):
         if self.ids is not None:
             oprot.writeFieldBegin('ids', TType.LIST, 1)
             oprot.writeListBegin(TType.STRING, len(self.ids))
-            for iter255 in self.ids:
-                oprot.writeString(iter255.encode('utf-8') if sys.version_info[0] == 2 else iter255)
+            for iter297 in self.ids:
+                oprot.writeString(iter297.encode('utf-8') if sys.version_info[0] == 2 else iter297)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.run is not None:
@@ -1307,11 +1307,11 @@ class jobs_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype259, _size256) = iprot.readListBegin()
-                    for _i260 in range(_size256):
-                        _elem261 = Job()
-                        _elem261.read(iprot)
-                        self.success.append(_elem261)
+                    (_etype301, _size298) = iprot.readListBegin()
+                    for _i302 in range(_size298):
+                        _elem303 = Job()
+                        _elem303.read(iprot)
+                        self.success.append(_elem303)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1333,8 +1333,8 @@ class jobs_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter262 in self.success:
-                iter262.write(oprot)
+            for iter304 in self.success:
+                iter304.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -1556,11 +1556,11 @@ class routes_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype266, _size263) = iprot.readListBegin()
-                    for _i267 in range(_size263):
-                        _elem268 = Alias()
-                        _elem268.read(iprot)
-                        self.success.append(_elem268)
+                    (_etype308, _size305) = iprot.readListBegin()
+                    for _i309 in range(_size305):
+                        _elem310 = Alias()
+                        _elem310.read(iprot)
+                        self.success.append(_elem310)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1582,8 +1582,8 @@ class routes_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter269 in self.success:
-                iter269.write(oprot)
+            for iter311 in self.success:
+                iter311.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -1841,11 +1841,11 @@ class watch_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype273, _size270) = iprot.readListBegin()
-                    for _i274 in range(_size270):
-                        _elem275 = Event()
-                        _elem275.read(iprot)
-                        self.success.append(_elem275)
+                    (_etype315, _size312) = iprot.readListBegin()
+                    for _i316 in range(_size312):
+                        _elem317 = Event()
+                        _elem317.read(iprot)
+                        self.success.append(_elem317)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1867,8 +1867,8 @@ class watch_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter276 in self.success:
-                iter276.write(oprot)
+            for iter318 in self.success:
+                iter318.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:

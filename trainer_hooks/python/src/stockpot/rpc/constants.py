@@ -14,3 +14,4 @@ import sys
 from .ttypes import *
 PROTOCOL_VERSION = 1
 MAX_CHUNK_BYTES = 4194304
+MAX_WORLD = 1024

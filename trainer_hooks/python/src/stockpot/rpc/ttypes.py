@@ -70,6 +70,24 @@ class Kind(object):
     }
 
 
+class GatherState(object):
+    OPEN = 0
+    COMPLETE = 1
+    FAILED = 2
+
+    _VALUES_TO_NAMES = {
+        0: "OPEN",
+        1: "COMPLETE",
+        2: "FAILED",
+    }
+
+    _NAMES_TO_VALUES = {
+        "OPEN": 0,
+        "COMPLETE": 1,
+        "FAILED": 2,
+    }
+
+
 class Error(TException):
     """
     Attributes:
@@ -481,17 +499,19 @@ class SessionRequest(object):
      - rank
      - world
      - resumed_from
+     - attempt
 
     """
 
 
-    def __init__(self, kind=    1, run=None, step=-1, rank=0, world=1, resumed_from=None,):
+    def __init__(self, kind=    1, run=None, step=-1, rank=0, world=1, resumed_from=None, attempt=None,):
         self.kind = kind
         self.run = run
         self.step = step
         self.rank = rank
         self.world = world
         self.resumed_from = resumed_from
+        self.attempt = attempt
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -532,6 +552,11 @@ class SessionRequest(object):
                     self.resumed_from = iprot.readBinary()
                 else:
                     iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.STRING:
+                    self.attempt = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -565,6 +590,387 @@ class SessionRequest(object):
         if self.resumed_from is not None:
             oprot.writeFieldBegin('resumed_from', TType.STRING, 6)
             oprot.writeBinary(self.resumed_from)
+            oprot.writeFieldEnd()
+        if self.attempt is not None:
+            oprot.writeFieldBegin('attempt', TType.STRING, 7)
+            oprot.writeString(self.attempt.encode('utf-8') if sys.version_info[0] == 2 else self.attempt)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class StepKey(object):
+    """
+    Attributes:
+     - run
+     - step
+     - world
+     - attempt
+
+    """
+
+
+    def __init__(self, run=None, step=None, world=None, attempt=None,):
+        self.run = run
+        self.step = step
+        self.world = world
+        self.attempt = attempt
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.run = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I64:
+                    self.step = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I32:
+                    self.world = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.STRING:
+                    self.attempt = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('StepKey')
+        if self.run is not None:
+            oprot.writeFieldBegin('run', TType.STRING, 1)
+            oprot.writeString(self.run.encode('utf-8') if sys.version_info[0] == 2 else self.run)
+            oprot.writeFieldEnd()
+        if self.step is not None:
+            oprot.writeFieldBegin('step', TType.I64, 2)
+            oprot.writeI64(self.step)
+            oprot.writeFieldEnd()
+        if self.world is not None:
+            oprot.writeFieldBegin('world', TType.I32, 3)
+            oprot.writeI32(self.world)
+            oprot.writeFieldEnd()
+        if self.attempt is not None:
+            oprot.writeFieldBegin('attempt', TType.STRING, 4)
+            oprot.writeString(self.attempt.encode('utf-8') if sys.version_info[0] == 2 else self.attempt)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class StepState(object):
+    """
+    Attributes:
+     - state
+     - artifact
+     - event_sequence
+     - missing
+     - why
+
+    """
+
+
+    def __init__(self, state=None, artifact=None, event_sequence=None, missing=None, why=None,):
+        self.state = state
+        self.artifact = artifact
+        self.event_sequence = event_sequence
+        self.missing = missing
+        self.why = why
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.I32:
+                    self.state = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.artifact = iprot.readBinary()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.event_sequence = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.LIST:
+                    self.missing = []
+                    (_etype12, _size9) = iprot.readListBegin()
+                    for _i13 in range(_size9):
+                        _elem14 = iprot.readI32()
+                        self.missing.append(_elem14)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.STRING:
+                    self.why = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('StepState')
+        if self.state is not None:
+            oprot.writeFieldBegin('state', TType.I32, 1)
+            oprot.writeI32(self.state)
+            oprot.writeFieldEnd()
+        if self.artifact is not None:
+            oprot.writeFieldBegin('artifact', TType.STRING, 2)
+            oprot.writeBinary(self.artifact)
+            oprot.writeFieldEnd()
+        if self.event_sequence is not None:
+            oprot.writeFieldBegin('event_sequence', TType.I64, 3)
+            oprot.writeI64(self.event_sequence)
+            oprot.writeFieldEnd()
+        if self.missing is not None:
+            oprot.writeFieldBegin('missing', TType.LIST, 4)
+            oprot.writeListBegin(TType.I32, len(self.missing))
+            for iter15 in self.missing:
+                oprot.writeI32(iter15)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.why is not None:
+            oprot.writeFieldBegin('why', TType.STRING, 5)
+            oprot.writeString(self.why.encode('utf-8') if sys.version_info[0] == 2 else self.why)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class Gathering(object):
+    """
+    Attributes:
+     - key
+     - missing
+     - opened_ms
+     - expires_ms
+
+    """
+
+
+    def __init__(self, key=None, missing=None, opened_ms=None, expires_ms=None,):
+        self.key = key
+        self.missing = missing
+        self.opened_ms = opened_ms
+        self.expires_ms = expires_ms
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRUCT:
+                    self.key = StepKey()
+                    self.key.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.LIST:
+                    self.missing = []
+                    (_etype19, _size16) = iprot.readListBegin()
+                    for _i20 in range(_size16):
+                        _elem21 = iprot.readI32()
+                        self.missing.append(_elem21)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.opened_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I64:
+                    self.expires_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('Gathering')
+        if self.key is not None:
+            oprot.writeFieldBegin('key', TType.STRUCT, 1)
+            self.key.write(oprot)
+            oprot.writeFieldEnd()
+        if self.missing is not None:
+            oprot.writeFieldBegin('missing', TType.LIST, 2)
+            oprot.writeListBegin(TType.I32, len(self.missing))
+            for iter22 in self.missing:
+                oprot.writeI32(iter22)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.opened_ms is not None:
+            oprot.writeFieldBegin('opened_ms', TType.I64, 3)
+            oprot.writeI64(self.opened_ms)
+            oprot.writeFieldEnd()
+        if self.expires_ms is not None:
+            oprot.writeFieldBegin('expires_ms', TType.I64, 4)
+            oprot.writeI64(self.expires_ms)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class ResumePoint(object):
+    """
+    Attributes:
+     - artifact
+     - step
+     - decided_ms
+
+    """
+
+
+    def __init__(self, artifact=None, step=None, decided_ms=None,):
+        self.artifact = artifact
+        self.step = step
+        self.decided_ms = decided_ms
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.artifact = iprot.readBinary()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I64:
+                    self.step = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.decided_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('ResumePoint')
+        if self.artifact is not None:
+            oprot.writeFieldBegin('artifact', TType.STRING, 1)
+            oprot.writeBinary(self.artifact)
+            oprot.writeFieldEnd()
+        if self.step is not None:
+            oprot.writeFieldBegin('step', TType.I64, 2)
+            oprot.writeI64(self.step)
+            oprot.writeFieldEnd()
+        if self.decided_ms is not None:
+            oprot.writeFieldBegin('decided_ms', TType.I64, 3)
+            oprot.writeI64(self.decided_ms)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -614,10 +1020,10 @@ class Part(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.chunks = []
-                    (_etype12, _size9) = iprot.readListBegin()
-                    for _i13 in range(_size9):
-                        _elem14 = iprot.readBinary()
-                        self.chunks.append(_elem14)
+                    (_etype26, _size23) = iprot.readListBegin()
+                    for _i27 in range(_size23):
+                        _elem28 = iprot.readBinary()
+                        self.chunks.append(_elem28)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -638,8 +1044,8 @@ class Part(object):
         if self.chunks is not None:
             oprot.writeFieldBegin('chunks', TType.LIST, 2)
             oprot.writeListBegin(TType.STRING, len(self.chunks))
-            for iter15 in self.chunks:
-                oprot.writeBinary(iter15)
+            for iter29 in self.chunks:
+                oprot.writeBinary(iter29)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -668,16 +1074,20 @@ class Tensor(object):
      - shape
      - alias_of
      - data
+     - global_shape
+     - offsets
 
     """
 
 
-    def __init__(self, name=None, dtype=None, shape=None, alias_of=None, data=None,):
+    def __init__(self, name=None, dtype=None, shape=None, alias_of=None, data=None, global_shape=None, offsets=None,):
         self.name = name
         self.dtype = dtype
         self.shape = shape
         self.alias_of = alias_of
         self.data = data
+        self.global_shape = global_shape
+        self.offsets = offsets
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -701,10 +1111,10 @@ class Tensor(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.shape = []
-                    (_etype19, _size16) = iprot.readListBegin()
-                    for _i20 in range(_size16):
-                        _elem21 = iprot.readI64()
-                        self.shape.append(_elem21)
+                    (_etype33, _size30) = iprot.readListBegin()
+                    for _i34 in range(_size30):
+                        _elem35 = iprot.readI64()
+                        self.shape.append(_elem35)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -717,6 +1127,26 @@ class Tensor(object):
                 if ftype == TType.STRUCT:
                     self.data = Part()
                     self.data.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.LIST:
+                    self.global_shape = []
+                    (_etype39, _size36) = iprot.readListBegin()
+                    for _i40 in range(_size36):
+                        _elem41 = iprot.readI64()
+                        self.global_shape.append(_elem41)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.LIST:
+                    self.offsets = []
+                    (_etype45, _size42) = iprot.readListBegin()
+                    for _i46 in range(_size42):
+                        _elem47 = iprot.readI64()
+                        self.offsets.append(_elem47)
+                    iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             else:
@@ -740,8 +1170,8 @@ class Tensor(object):
         if self.shape is not None:
             oprot.writeFieldBegin('shape', TType.LIST, 3)
             oprot.writeListBegin(TType.I64, len(self.shape))
-            for iter22 in self.shape:
-                oprot.writeI64(iter22)
+            for iter48 in self.shape:
+                oprot.writeI64(iter48)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.alias_of is not None:
@@ -751,6 +1181,20 @@ class Tensor(object):
         if self.data is not None:
             oprot.writeFieldBegin('data', TType.STRUCT, 5)
             self.data.write(oprot)
+            oprot.writeFieldEnd()
+        if self.global_shape is not None:
+            oprot.writeFieldBegin('global_shape', TType.LIST, 6)
+            oprot.writeListBegin(TType.I64, len(self.global_shape))
+            for iter49 in self.global_shape:
+                oprot.writeI64(iter49)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.offsets is not None:
+            oprot.writeFieldBegin('offsets', TType.LIST, 7)
+            oprot.writeListBegin(TType.I64, len(self.offsets))
+            for iter50 in self.offsets:
+                oprot.writeI64(iter50)
+            oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -797,34 +1241,34 @@ class Shard(object):
             if fid == 1:
                 if ftype == TType.LIST:
                     self.tensors = []
-                    (_etype26, _size23) = iprot.readListBegin()
-                    for _i27 in range(_size23):
-                        _elem28 = Tensor()
-                        _elem28.read(iprot)
-                        self.tensors.append(_elem28)
+                    (_etype54, _size51) = iprot.readListBegin()
+                    for _i55 in range(_size51):
+                        _elem56 = Tensor()
+                        _elem56.read(iprot)
+                        self.tensors.append(_elem56)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 2:
                 if ftype == TType.MAP:
                     self.files = {}
-                    (_ktype30, _vtype31, _size29) = iprot.readMapBegin()
-                    for _i33 in range(_size29):
-                        _key34 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val35 = Part()
-                        _val35.read(iprot)
-                        self.files[_key34] = _val35
+                    (_ktype58, _vtype59, _size57) = iprot.readMapBegin()
+                    for _i61 in range(_size57):
+                        _key62 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val63 = Part()
+                        _val63.read(iprot)
+                        self.files[_key62] = _val63
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 3:
                 if ftype == TType.MAP:
                     self.metrics = {}
-                    (_ktype37, _vtype38, _size36) = iprot.readMapBegin()
-                    for _i40 in range(_size36):
-                        _key41 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val42 = iprot.readDouble()
-                        self.metrics[_key41] = _val42
+                    (_ktype65, _vtype66, _size64) = iprot.readMapBegin()
+                    for _i68 in range(_size64):
+                        _key69 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val70 = iprot.readDouble()
+                        self.metrics[_key69] = _val70
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -841,24 +1285,24 @@ class Shard(object):
         if self.tensors is not None:
             oprot.writeFieldBegin('tensors', TType.LIST, 1)
             oprot.writeListBegin(TType.STRUCT, len(self.tensors))
-            for iter43 in self.tensors:
-                iter43.write(oprot)
+            for iter71 in self.tensors:
+                iter71.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.files is not None:
             oprot.writeFieldBegin('files', TType.MAP, 2)
             oprot.writeMapBegin(TType.STRING, TType.STRUCT, len(self.files))
-            for kiter44, viter45 in self.files.items():
-                oprot.writeString(kiter44.encode('utf-8') if sys.version_info[0] == 2 else kiter44)
-                viter45.write(oprot)
+            for kiter72, viter73 in self.files.items():
+                oprot.writeString(kiter72.encode('utf-8') if sys.version_info[0] == 2 else kiter72)
+                viter73.write(oprot)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.metrics is not None:
             oprot.writeFieldBegin('metrics', TType.MAP, 3)
             oprot.writeMapBegin(TType.STRING, TType.DOUBLE, len(self.metrics))
-            for kiter46, viter47 in self.metrics.items():
-                oprot.writeString(kiter46.encode('utf-8') if sys.version_info[0] == 2 else kiter46)
-                oprot.writeDouble(viter47)
+            for kiter74, viter75 in self.metrics.items():
+                oprot.writeString(kiter74.encode('utf-8') if sys.version_info[0] == 2 else kiter74)
+                oprot.writeDouble(viter75)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -885,14 +1329,18 @@ class CommitReply(object):
      - artifact
      - event_sequence
      - existed
+     - complete
+     - missing
 
     """
 
 
-    def __init__(self, artifact=None, event_sequence=None, existed=None,):
+    def __init__(self, artifact=None, event_sequence=None, existed=None, complete=True, missing=None,):
         self.artifact = artifact
         self.event_sequence = event_sequence
         self.existed = existed
+        self.complete = complete
+        self.missing = missing
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -918,6 +1366,21 @@ class CommitReply(object):
                     self.existed = iprot.readBool()
                 else:
                     iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.BOOL:
+                    self.complete = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.LIST:
+                    self.missing = []
+                    (_etype79, _size76) = iprot.readListBegin()
+                    for _i80 in range(_size76):
+                        _elem81 = iprot.readI32()
+                        self.missing.append(_elem81)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -939,6 +1402,17 @@ class CommitReply(object):
         if self.existed is not None:
             oprot.writeFieldBegin('existed', TType.BOOL, 3)
             oprot.writeBool(self.existed)
+            oprot.writeFieldEnd()
+        if self.complete is not None:
+            oprot.writeFieldBegin('complete', TType.BOOL, 4)
+            oprot.writeBool(self.complete)
+            oprot.writeFieldEnd()
+        if self.missing is not None:
+            oprot.writeFieldBegin('missing', TType.LIST, 5)
+            oprot.writeListBegin(TType.I32, len(self.missing))
+            for iter82 in self.missing:
+                oprot.writeI32(iter82)
+            oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1011,11 +1485,11 @@ class Step(object):
             elif fid == 5:
                 if ftype == TType.MAP:
                     self.metrics = {}
-                    (_ktype49, _vtype50, _size48) = iprot.readMapBegin()
-                    for _i52 in range(_size48):
-                        _key53 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val54 = iprot.readDouble()
-                        self.metrics[_key53] = _val54
+                    (_ktype84, _vtype85, _size83) = iprot.readMapBegin()
+                    for _i87 in range(_size83):
+                        _key88 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val89 = iprot.readDouble()
+                        self.metrics[_key88] = _val89
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -1053,9 +1527,9 @@ class Step(object):
         if self.metrics is not None:
             oprot.writeFieldBegin('metrics', TType.MAP, 5)
             oprot.writeMapBegin(TType.STRING, TType.DOUBLE, len(self.metrics))
-            for kiter55, viter56 in self.metrics.items():
-                oprot.writeString(kiter55.encode('utf-8') if sys.version_info[0] == 2 else kiter55)
-                oprot.writeDouble(viter56)
+            for kiter90, viter91 in self.metrics.items():
+                oprot.writeString(kiter90.encode('utf-8') if sys.version_info[0] == 2 else kiter90)
+                oprot.writeDouble(viter91)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.committed_ms is not None:
@@ -1438,77 +1912,77 @@ class ArtifactInfo(object):
             elif fid == 8:
                 if ftype == TType.LIST:
                     self.parents = []
-                    (_etype60, _size57) = iprot.readListBegin()
-                    for _i61 in range(_size57):
-                        _elem62 = Edge()
-                        _elem62.read(iprot)
-                        self.parents.append(_elem62)
+                    (_etype95, _size92) = iprot.readListBegin()
+                    for _i96 in range(_size92):
+                        _elem97 = Edge()
+                        _elem97.read(iprot)
+                        self.parents.append(_elem97)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 9:
                 if ftype == TType.LIST:
                     self.children = []
-                    (_etype66, _size63) = iprot.readListBegin()
-                    for _i67 in range(_size63):
-                        _elem68 = Edge()
-                        _elem68.read(iprot)
-                        self.children.append(_elem68)
+                    (_etype101, _size98) = iprot.readListBegin()
+                    for _i102 in range(_size98):
+                        _elem103 = Edge()
+                        _elem103.read(iprot)
+                        self.children.append(_elem103)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 10:
                 if ftype == TType.LIST:
                     self.aliases = []
-                    (_etype72, _size69) = iprot.readListBegin()
-                    for _i73 in range(_size69):
-                        _elem74 = Alias()
-                        _elem74.read(iprot)
-                        self.aliases.append(_elem74)
+                    (_etype107, _size104) = iprot.readListBegin()
+                    for _i108 in range(_size104):
+                        _elem109 = Alias()
+                        _elem109.read(iprot)
+                        self.aliases.append(_elem109)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 11:
                 if ftype == TType.LIST:
                     self.routes = []
-                    (_etype78, _size75) = iprot.readListBegin()
-                    for _i79 in range(_size75):
-                        _elem80 = Alias()
-                        _elem80.read(iprot)
-                        self.routes.append(_elem80)
+                    (_etype113, _size110) = iprot.readListBegin()
+                    for _i114 in range(_size110):
+                        _elem115 = Alias()
+                        _elem115.read(iprot)
+                        self.routes.append(_elem115)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 12:
                 if ftype == TType.LIST:
                     self.evals = []
-                    (_etype84, _size81) = iprot.readListBegin()
-                    for _i85 in range(_size81):
-                        _elem86 = Eval()
-                        _elem86.read(iprot)
-                        self.evals.append(_elem86)
+                    (_etype119, _size116) = iprot.readListBegin()
+                    for _i120 in range(_size116):
+                        _elem121 = Eval()
+                        _elem121.read(iprot)
+                        self.evals.append(_elem121)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 13:
                 if ftype == TType.MAP:
                     self.attributes = {}
-                    (_ktype88, _vtype89, _size87) = iprot.readMapBegin()
-                    for _i91 in range(_size87):
-                        _key92 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val93 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.attributes[_key92] = _val93
+                    (_ktype123, _vtype124, _size122) = iprot.readMapBegin()
+                    for _i126 in range(_size122):
+                        _key127 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val128 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.attributes[_key127] = _val128
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 14:
                 if ftype == TType.MAP:
                     self.metrics = {}
-                    (_ktype95, _vtype96, _size94) = iprot.readMapBegin()
-                    for _i98 in range(_size94):
-                        _key99 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val100 = iprot.readDouble()
-                        self.metrics[_key99] = _val100
+                    (_ktype130, _vtype131, _size129) = iprot.readMapBegin()
+                    for _i133 in range(_size129):
+                        _key134 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val135 = iprot.readDouble()
+                        self.metrics[_key134] = _val135
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -1563,52 +2037,52 @@ class ArtifactInfo(object):
         if self.parents is not None:
             oprot.writeFieldBegin('parents', TType.LIST, 8)
             oprot.writeListBegin(TType.STRUCT, len(self.parents))
-            for iter101 in self.parents:
-                iter101.write(oprot)
+            for iter136 in self.parents:
+                iter136.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.children is not None:
             oprot.writeFieldBegin('children', TType.LIST, 9)
             oprot.writeListBegin(TType.STRUCT, len(self.children))
-            for iter102 in self.children:
-                iter102.write(oprot)
+            for iter137 in self.children:
+                iter137.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.aliases is not None:
             oprot.writeFieldBegin('aliases', TType.LIST, 10)
             oprot.writeListBegin(TType.STRUCT, len(self.aliases))
-            for iter103 in self.aliases:
-                iter103.write(oprot)
+            for iter138 in self.aliases:
+                iter138.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.routes is not None:
             oprot.writeFieldBegin('routes', TType.LIST, 11)
             oprot.writeListBegin(TType.STRUCT, len(self.routes))
-            for iter104 in self.routes:
-                iter104.write(oprot)
+            for iter139 in self.routes:
+                iter139.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.evals is not None:
             oprot.writeFieldBegin('evals', TType.LIST, 12)
             oprot.writeListBegin(TType.STRUCT, len(self.evals))
-            for iter105 in self.evals:
-                iter105.write(oprot)
+            for iter140 in self.evals:
+                iter140.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.attributes is not None:
             oprot.writeFieldBegin('attributes', TType.MAP, 13)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.attributes))
-            for kiter106, viter107 in self.attributes.items():
-                oprot.writeString(kiter106.encode('utf-8') if sys.version_info[0] == 2 else kiter106)
-                oprot.writeString(viter107.encode('utf-8') if sys.version_info[0] == 2 else viter107)
+            for kiter141, viter142 in self.attributes.items():
+                oprot.writeString(kiter141.encode('utf-8') if sys.version_info[0] == 2 else kiter141)
+                oprot.writeString(viter142.encode('utf-8') if sys.version_info[0] == 2 else viter142)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.metrics is not None:
             oprot.writeFieldBegin('metrics', TType.MAP, 14)
             oprot.writeMapBegin(TType.STRING, TType.DOUBLE, len(self.metrics))
-            for kiter108, viter109 in self.metrics.items():
-                oprot.writeString(kiter108.encode('utf-8') if sys.version_info[0] == 2 else kiter108)
-                oprot.writeDouble(viter109)
+            for kiter143, viter144 in self.metrics.items():
+                oprot.writeString(kiter143.encode('utf-8') if sys.version_info[0] == 2 else kiter143)
+                oprot.writeDouble(viter144)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.purge_ms is not None:
@@ -1676,11 +2150,11 @@ class LogEntry(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.variants = []
-                    (_etype113, _size110) = iprot.readListBegin()
-                    for _i114 in range(_size110):
-                        _elem115 = ArtifactInfo()
-                        _elem115.read(iprot)
-                        self.variants.append(_elem115)
+                    (_etype148, _size145) = iprot.readListBegin()
+                    for _i149 in range(_size145):
+                        _elem150 = ArtifactInfo()
+                        _elem150.read(iprot)
+                        self.variants.append(_elem150)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1705,8 +2179,8 @@ class LogEntry(object):
         if self.variants is not None:
             oprot.writeFieldBegin('variants', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.variants))
-            for iter116 in self.variants:
-                iter116.write(oprot)
+            for iter151 in self.variants:
+                iter151.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1930,11 +2404,11 @@ class RetentionPolicy(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.best = []
-                    (_etype120, _size117) = iprot.readListBegin()
-                    for _i121 in range(_size117):
-                        _elem122 = BestRule()
-                        _elem122.read(iprot)
-                        self.best.append(_elem122)
+                    (_etype155, _size152) = iprot.readListBegin()
+                    for _i156 in range(_size152):
+                        _elem157 = BestRule()
+                        _elem157.read(iprot)
+                        self.best.append(_elem157)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1965,8 +2439,8 @@ class RetentionPolicy(object):
         if self.best is not None:
             oprot.writeFieldBegin('best', TType.LIST, 2)
             oprot.writeListBegin(TType.STRUCT, len(self.best))
-            for iter123 in self.best:
-                iter123.write(oprot)
+            for iter158 in self.best:
+                iter158.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.every is not None:
@@ -2043,10 +2517,10 @@ class Fate(object):
             elif fid == 4:
                 if ftype == TType.LIST:
                     self.reasons = []
-                    (_etype127, _size124) = iprot.readListBegin()
-                    for _i128 in range(_size124):
-                        _elem129 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.reasons.append(_elem129)
+                    (_etype162, _size159) = iprot.readListBegin()
+                    for _i163 in range(_size159):
+                        _elem164 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.reasons.append(_elem164)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2085,8 +2559,8 @@ class Fate(object):
         if self.reasons is not None:
             oprot.writeFieldBegin('reasons', TType.LIST, 4)
             oprot.writeListBegin(TType.STRING, len(self.reasons))
-            for iter130 in self.reasons:
-                oprot.writeString(iter130.encode('utf-8') if sys.version_info[0] == 2 else iter130)
+            for iter165 in self.reasons:
+                oprot.writeString(iter165.encode('utf-8') if sys.version_info[0] == 2 else iter165)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.purge_ms is not None:
@@ -2146,11 +2620,11 @@ class RetentionReport(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.fates = []
-                    (_etype134, _size131) = iprot.readListBegin()
-                    for _i135 in range(_size131):
-                        _elem136 = Fate()
-                        _elem136.read(iprot)
-                        self.fates.append(_elem136)
+                    (_etype169, _size166) = iprot.readListBegin()
+                    for _i170 in range(_size166):
+                        _elem171 = Fate()
+                        _elem171.read(iprot)
+                        self.fates.append(_elem171)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2171,8 +2645,8 @@ class RetentionReport(object):
         if self.fates is not None:
             oprot.writeFieldBegin('fates', TType.LIST, 2)
             oprot.writeListBegin(TType.STRUCT, len(self.fates))
-            for iter137 in self.fates:
-                iter137.write(oprot)
+            for iter172 in self.fates:
+                iter172.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -2335,31 +2809,31 @@ class GcReply(object):
             if fid == 1:
                 if ftype == TType.LIST:
                     self.deleted = []
-                    (_etype141, _size138) = iprot.readListBegin()
-                    for _i142 in range(_size138):
-                        _elem143 = iprot.readBinary()
-                        self.deleted.append(_elem143)
+                    (_etype176, _size173) = iprot.readListBegin()
+                    for _i177 in range(_size173):
+                        _elem178 = iprot.readBinary()
+                        self.deleted.append(_elem178)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.undeleted = []
-                    (_etype147, _size144) = iprot.readListBegin()
-                    for _i148 in range(_size144):
-                        _elem149 = iprot.readBinary()
-                        self.undeleted.append(_elem149)
+                    (_etype182, _size179) = iprot.readListBegin()
+                    for _i183 in range(_size179):
+                        _elem184 = iprot.readBinary()
+                        self.undeleted.append(_elem184)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.purged = []
-                    (_etype153, _size150) = iprot.readListBegin()
-                    for _i154 in range(_size150):
-                        _elem155 = GoneArtifact()
-                        _elem155.read(iprot)
-                        self.purged.append(_elem155)
+                    (_etype188, _size185) = iprot.readListBegin()
+                    for _i189 in range(_size185):
+                        _elem190 = GoneArtifact()
+                        _elem190.read(iprot)
+                        self.purged.append(_elem190)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2411,22 +2885,22 @@ class GcReply(object):
         if self.deleted is not None:
             oprot.writeFieldBegin('deleted', TType.LIST, 1)
             oprot.writeListBegin(TType.STRING, len(self.deleted))
-            for iter156 in self.deleted:
-                oprot.writeBinary(iter156)
+            for iter191 in self.deleted:
+                oprot.writeBinary(iter191)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.undeleted is not None:
             oprot.writeFieldBegin('undeleted', TType.LIST, 2)
             oprot.writeListBegin(TType.STRING, len(self.undeleted))
-            for iter157 in self.undeleted:
-                oprot.writeBinary(iter157)
+            for iter192 in self.undeleted:
+                oprot.writeBinary(iter192)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.purged is not None:
             oprot.writeFieldBegin('purged', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.purged))
-            for iter158 in self.purged:
-                iter158.write(oprot)
+            for iter193 in self.purged:
+                iter193.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.chunks is not None:
@@ -2551,11 +3025,11 @@ class Job(object):
             elif fid == 8:
                 if ftype == TType.MAP:
                     self.arguments = {}
-                    (_ktype160, _vtype161, _size159) = iprot.readMapBegin()
-                    for _i163 in range(_size159):
-                        _key164 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val165 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.arguments[_key164] = _val165
+                    (_ktype195, _vtype196, _size194) = iprot.readMapBegin()
+                    for _i198 in range(_size194):
+                        _key199 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val200 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.arguments[_key199] = _val200
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -2610,9 +3084,9 @@ class Job(object):
         if self.arguments is not None:
             oprot.writeFieldBegin('arguments', TType.MAP, 8)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.arguments))
-            for kiter166, viter167 in self.arguments.items():
-                oprot.writeString(kiter166.encode('utf-8') if sys.version_info[0] == 2 else kiter166)
-                oprot.writeString(viter167.encode('utf-8') if sys.version_info[0] == 2 else viter167)
+            for kiter201, viter202 in self.arguments.items():
+                oprot.writeString(kiter201.encode('utf-8') if sys.version_info[0] == 2 else kiter201)
+                oprot.writeString(viter202.encode('utf-8') if sys.version_info[0] == 2 else viter202)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.created_ms is not None:
@@ -2692,11 +3166,11 @@ class Event(object):
             elif fid == 5:
                 if ftype == TType.MAP:
                     self.fields = {}
-                    (_ktype169, _vtype170, _size168) = iprot.readMapBegin()
-                    for _i172 in range(_size168):
-                        _key173 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val174 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.fields[_key173] = _val174
+                    (_ktype204, _vtype205, _size203) = iprot.readMapBegin()
+                    for _i207 in range(_size203):
+                        _key208 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val209 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.fields[_key208] = _val209
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -2729,9 +3203,9 @@ class Event(object):
         if self.fields is not None:
             oprot.writeFieldBegin('fields', TType.MAP, 5)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.fields))
-            for kiter175, viter176 in self.fields.items():
-                oprot.writeString(kiter175.encode('utf-8') if sys.version_info[0] == 2 else kiter175)
-                oprot.writeString(viter176.encode('utf-8') if sys.version_info[0] == 2 else viter176)
+            for kiter210, viter211 in self.fields.items():
+                oprot.writeString(kiter210.encode('utf-8') if sys.version_info[0] == 2 else kiter210)
+                oprot.writeString(viter211.encode('utf-8') if sys.version_info[0] == 2 else viter211)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -2860,11 +3334,12 @@ class DaemonStatus(object):
      - devices
      - http_address
      - thrift_address
+     - gatherings
 
     """
 
 
-    def __init__(self, version=None, uptime_ms=None, base=None, base_state=None, runs=None, artifacts=None, chunks=None, chunk_bytes=None, pack_bytes=None, open_sessions=None, jobs=None, served=None, devices=None, http_address=None, thrift_address=None,):
+    def __init__(self, version=None, uptime_ms=None, base=None, base_state=None, runs=None, artifacts=None, chunks=None, chunk_bytes=None, pack_bytes=None, open_sessions=None, jobs=None, served=None, devices=None, http_address=None, thrift_address=None, gatherings=None,):
         self.version = version
         self.uptime_ms = uptime_ms
         self.base = base
@@ -2880,6 +3355,7 @@ class DaemonStatus(object):
         self.devices = devices
         self.http_address = http_address
         self.thrift_address = thrift_address
+        self.gatherings = gatherings
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -2943,22 +3419,22 @@ class DaemonStatus(object):
             elif fid == 11:
                 if ftype == TType.LIST:
                     self.jobs = []
-                    (_etype180, _size177) = iprot.readListBegin()
-                    for _i181 in range(_size177):
-                        _elem182 = Job()
-                        _elem182.read(iprot)
-                        self.jobs.append(_elem182)
+                    (_etype215, _size212) = iprot.readListBegin()
+                    for _i216 in range(_size212):
+                        _elem217 = Job()
+                        _elem217.read(iprot)
+                        self.jobs.append(_elem217)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 12:
                 if ftype == TType.LIST:
                     self.served = []
-                    (_etype186, _size183) = iprot.readListBegin()
-                    for _i187 in range(_size183):
-                        _elem188 = ServedModel()
-                        _elem188.read(iprot)
-                        self.served.append(_elem188)
+                    (_etype221, _size218) = iprot.readListBegin()
+                    for _i222 in range(_size218):
+                        _elem223 = ServedModel()
+                        _elem223.read(iprot)
+                        self.served.append(_elem223)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2975,6 +3451,17 @@ class DaemonStatus(object):
             elif fid == 15:
                 if ftype == TType.STRING:
                     self.thrift_address = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 16:
+                if ftype == TType.LIST:
+                    self.gatherings = []
+                    (_etype227, _size224) = iprot.readListBegin()
+                    for _i228 in range(_size224):
+                        _elem229 = Gathering()
+                        _elem229.read(iprot)
+                        self.gatherings.append(_elem229)
+                    iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             else:
@@ -3030,15 +3517,15 @@ class DaemonStatus(object):
         if self.jobs is not None:
             oprot.writeFieldBegin('jobs', TType.LIST, 11)
             oprot.writeListBegin(TType.STRUCT, len(self.jobs))
-            for iter189 in self.jobs:
-                iter189.write(oprot)
+            for iter230 in self.jobs:
+                iter230.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.served is not None:
             oprot.writeFieldBegin('served', TType.LIST, 12)
             oprot.writeListBegin(TType.STRUCT, len(self.served))
-            for iter190 in self.served:
-                iter190.write(oprot)
+            for iter231 in self.served:
+                iter231.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.devices is not None:
@@ -3052,6 +3539,13 @@ class DaemonStatus(object):
         if self.thrift_address is not None:
             oprot.writeFieldBegin('thrift_address', TType.STRING, 15)
             oprot.writeString(self.thrift_address.encode('utf-8') if sys.version_info[0] == 2 else self.thrift_address)
+            oprot.writeFieldEnd()
+        if self.gatherings is not None:
+            oprot.writeFieldBegin('gatherings', TType.LIST, 16)
+            oprot.writeListBegin(TType.STRUCT, len(self.gatherings))
+            for iter232 in self.gatherings:
+                iter232.write(oprot)
+            oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -3110,10 +3604,10 @@ class Damage(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.needed_by = []
-                    (_etype194, _size191) = iprot.readListBegin()
-                    for _i195 in range(_size191):
-                        _elem196 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.needed_by.append(_elem196)
+                    (_etype236, _size233) = iprot.readListBegin()
+                    for _i237 in range(_size233):
+                        _elem238 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.needed_by.append(_elem238)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3143,8 +3637,8 @@ class Damage(object):
         if self.needed_by is not None:
             oprot.writeFieldBegin('needed_by', TType.LIST, 3)
             oprot.writeListBegin(TType.STRING, len(self.needed_by))
-            for iter197 in self.needed_by:
-                oprot.writeString(iter197.encode('utf-8') if sys.version_info[0] == 2 else iter197)
+            for iter239 in self.needed_by:
+                oprot.writeString(iter239.encode('utf-8') if sys.version_info[0] == 2 else iter239)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.repaired is not None:
@@ -3206,11 +3700,11 @@ class ScrubReply(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.damaged = []
-                    (_etype201, _size198) = iprot.readListBegin()
-                    for _i202 in range(_size198):
-                        _elem203 = Damage()
-                        _elem203.read(iprot)
-                        self.damaged.append(_elem203)
+                    (_etype243, _size240) = iprot.readListBegin()
+                    for _i244 in range(_size240):
+                        _elem245 = Damage()
+                        _elem245.read(iprot)
+                        self.damaged.append(_elem245)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3235,8 +3729,8 @@ class ScrubReply(object):
         if self.damaged is not None:
             oprot.writeFieldBegin('damaged', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.damaged))
-            for iter204 in self.damaged:
-                iter204.write(oprot)
+            for iter246 in self.damaged:
+                iter246.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -3398,6 +3892,39 @@ SessionRequest.thrift_spec = (
     (4, TType.I32, 'rank', None, 0, ),  # 4
     (5, TType.I32, 'world', None, 1, ),  # 5
     (6, TType.STRING, 'resumed_from', 'BINARY', None, ),  # 6
+    (7, TType.STRING, 'attempt', 'UTF8', None, ),  # 7
+)
+all_structs.append(StepKey)
+StepKey.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'run', 'UTF8', None, ),  # 1
+    (2, TType.I64, 'step', None, None, ),  # 2
+    (3, TType.I32, 'world', None, None, ),  # 3
+    (4, TType.STRING, 'attempt', 'UTF8', None, ),  # 4
+)
+all_structs.append(StepState)
+StepState.thrift_spec = (
+    None,  # 0
+    (1, TType.I32, 'state', None, None, ),  # 1
+    (2, TType.STRING, 'artifact', 'BINARY', None, ),  # 2
+    (3, TType.I64, 'event_sequence', None, None, ),  # 3
+    (4, TType.LIST, 'missing', (TType.I32, None, False), None, ),  # 4
+    (5, TType.STRING, 'why', 'UTF8', None, ),  # 5
+)
+all_structs.append(Gathering)
+Gathering.thrift_spec = (
+    None,  # 0
+    (1, TType.STRUCT, 'key', [StepKey, None], None, ),  # 1
+    (2, TType.LIST, 'missing', (TType.I32, None, False), None, ),  # 2
+    (3, TType.I64, 'opened_ms', None, None, ),  # 3
+    (4, TType.I64, 'expires_ms', None, None, ),  # 4
+)
+all_structs.append(ResumePoint)
+ResumePoint.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'artifact', 'BINARY', None, ),  # 1
+    (2, TType.I64, 'step', None, None, ),  # 2
+    (3, TType.I64, 'decided_ms', None, None, ),  # 3
 )
 all_structs.append(Part)
 Part.thrift_spec = (
@@ -3413,6 +3940,8 @@ Tensor.thrift_spec = (
     (3, TType.LIST, 'shape', (TType.I64, None, False), None, ),  # 3
     (4, TType.STRING, 'alias_of', 'UTF8', None, ),  # 4
     (5, TType.STRUCT, 'data', [Part, None], None, ),  # 5
+    (6, TType.LIST, 'global_shape', (TType.I64, None, False), None, ),  # 6
+    (7, TType.LIST, 'offsets', (TType.I64, None, False), None, ),  # 7
 )
 all_structs.append(Shard)
 Shard.thrift_spec = (
@@ -3427,6 +3956,8 @@ CommitReply.thrift_spec = (
     (1, TType.STRING, 'artifact', 'BINARY', None, ),  # 1
     (2, TType.I64, 'event_sequence', None, None, ),  # 2
     (3, TType.BOOL, 'existed', None, None, ),  # 3
+    (4, TType.BOOL, 'complete', None, True, ),  # 4
+    (5, TType.LIST, 'missing', (TType.I32, None, False), None, ),  # 5
 )
 all_structs.append(Step)
 Step.thrift_spec = (
@@ -3600,6 +4131,7 @@ DaemonStatus.thrift_spec = (
     (13, TType.STRING, 'devices', 'UTF8', None, ),  # 13
     (14, TType.STRING, 'http_address', 'UTF8', None, ),  # 14
     (15, TType.STRING, 'thrift_address', 'UTF8', None, ),  # 15
+    (16, TType.LIST, 'gatherings', (TType.STRUCT, [Gathering, None], False), None, ),  # 16
 )
 all_structs.append(Damage)
 Damage.thrift_spec = (
