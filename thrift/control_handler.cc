@@ -77,6 +77,10 @@ class ControlHandler : public rpc::ControlServiceIf {
     });
   }
 
+  void compress(rpc::Job&, const std::string&) override {
+    Answer([] { return InvalidArgument("this version does not compress history yet"); });
+  }
+
   void job(rpc::Job& reply, const std::string& key) override {
     Answer([&]() -> Status {
       STOCKPOT_RETURN_IF_ERROR(CheckLength(key, "the job's key"));

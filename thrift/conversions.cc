@@ -12,6 +12,9 @@ constexpr std::array kKinds = {ArtifactKind::kBase, ArtifactKind::kCheckpoint, A
 
 Result<TensorEntry> TensorFromRpc(const rpc::Tensor& tensor) {
   const std::string what = "tensor '" + tensor.name.substr(0, kMaxNameBytes) + "'";
+  if (!tensor.group.empty()) {
+    return InvalidArgument(what + ": this version takes no groups of tensors yet");
+  }
   TensorEntry entry;
   entry.name = tensor.name;
   const std::optional<DType> dtype = DTypeFromName(tensor.dtype);

@@ -28,7 +28,8 @@ struct HelloReply {
   3: i32 chunk_bytes    // how tensors are to be cut
 }
 
-enum Kind { BASE = 0, CHECKPOINT = 1, MERGE = 2, VARIANT = 3, ADAPTER = 4 }
+// STATE: one group of a step's tensors that are no weights (the optimizer's, the random numbers').
+enum Kind { BASE = 0, CHECKPOINT = 1, MERGE = 2, VARIANT = 3, ADAPTER = 4, STATE = 5 }
 
 struct RunConfig {
   1: i64 merge_every = 1000       // steps; 0 = never
@@ -37,6 +38,8 @@ struct RunConfig {
   4: bool best_is_lower = true
   5: double merge_energy = 0.95
   6: i64 merge_rank = 0           // 0: by energy
+  7: bool compress_history = false  // older checkpoints as differences, in the background
+  8: i64 quota_bytes = 0          // of the distinct chunks of the run's artifacts; 0: none
 }
 
 struct Run {
@@ -130,6 +133,10 @@ struct Tensor {
   5: Part data
   6: list<i64> global_shape       // of a piece; both empty: `data` is the whole tensor
   7: list<i64> offsets            // of a piece, in elements
+  // "": a weight. Otherwise the name of a group ("optimizer", "rng"): it becomes an artifact of its
+  // own, RUN@STEP.GROUP, committed with the checkpoint and kept by rules of its own. Names are
+  // unique within a group.
+  8: string group
 }
 
 struct Shard {
@@ -144,6 +151,7 @@ struct CommitReply {
   3: bool existed
   4: bool complete = true         // false: other ranks are missing, or the last is just completing
   5: list<i32> missing            // ranks that have not committed
+  6: map<string, binary> states   // artifact of each group that came with it
 }
 
 // How training loops and importers send, and how anyone fetches.
@@ -184,6 +192,7 @@ struct Step {
   4: binary artifact
   5: map<string, double> metrics
   6: i64 committed_ms
+  7: string group                 // of a state
 }
 
 struct Edge {
@@ -225,12 +234,15 @@ struct ArtifactInfo {
   14: map<string, double> metrics // of its step
   15: i64 purge_ms                // deleted, and gone for good after this; 0: not deleted
   16: bool pinned
+  17: string group                // of a state
+  18: bool compressed             // its chunks are stored as history (store/README.md)
 }
 
 struct LogEntry {
   1: Step step
   2: ArtifactInfo artifact
   3: list<ArtifactInfo> variants  // compressed from it
+  4: list<ArtifactInfo> states    // the groups that came with it
 }
 
 // Points `name` at an artifact, or deletes the name when `id` is empty. With `expected` set the move
@@ -244,7 +256,8 @@ struct AliasMove {
 }
 
 // `id` is what a person has at hand: a digest or a unique prefix of one (>= 6 digits), an alias, a
-// base's name, RUN@STEP, RUN@STEP.merge, RUN@latest, RUN@best, or a route.
+// base's name, RUN@STEP, RUN@STEP.merge, RUN@latest, RUN@best, or a route. With ".GROUP" behind the
+// name of a checkpoint: its state of that group (RUN@latest.optimizer).
 service LineageService {
   list<Run> runs() throws (1: Error error)
   list<LogEntry> log(1: string run) throws (1: Error error)
@@ -272,11 +285,20 @@ struct BestRule {
   3: i64 keep = 1
 }
 
+// Which states of a group stay. A group without a rule stays with its checkpoints; a state that
+// stays by a rule keeps its checkpoint.
+struct GroupRule {
+  1: string group
+  2: i64 keep_last = 0            // the newest n; 0: no such rule
+  3: i64 every = 0                // steps that are multiples of it; 0: no such rule
+}
+
 struct RetentionPolicy {
   1: i64 keep_last = 0            // 0: no such rule
   2: list<BestRule> best
   3: i64 every = 0                // 0: no such rule
   4: i64 grace_ms = 604800000     // from the deletion to the end of undelete
+  5: list<GroupRule> groups
 }
 
 // Why one artifact stays; without reasons it may go.
@@ -287,6 +309,7 @@ struct Fate {
   4: list<string> reasons         // for a person
   5: i64 purge_ms                 // deleted already; 0: not
   6: i64 stored_bytes             // of its parts, shared ones included
+  7: string group                 // of a state
 }
 
 struct RetentionReport {
@@ -300,6 +323,7 @@ struct GoneArtifact {
   3: string run
   4: i64 step
   5: i64 bytes                    // of chunks that go with it and with none listed before
+  6: string group                 // of a state
 }
 
 struct GcReply {
@@ -361,6 +385,8 @@ struct DaemonStatus {
   14: string http_address
   15: string thrift_address
   16: list<Gathering> gatherings  // that are not complete
+  17: i64 stored_chunk_bytes      // of the chunks as they are stored: less, with compressed history
+  18: i64 quota_bytes             // of the packs; 0: none
 }
 
 struct Damage {
@@ -385,10 +411,12 @@ struct BackupReply {
 }
 
 service ControlService {
-  // Both queue a durable job and return it; ask job() until it is done or failed.
+  // These queue a durable job and return it; ask job() until it is done or failed.
   Job merge(1: list<string> ids, 2: string run, 3: i64 step, 4: double energy, 5: i64 rank,
             6: bool force) throws (1: Error error)
   Job publish(1: string id, 2: string codec, 3: string name) throws (1: Error error)
+  // Stores the history of a run, or of one of its artifacts, as differences (store/README.md).
+  Job compress(1: string id) throws (1: Error error)
   Job job(1: string key) throws (1: Error error)
   list<Job> jobs() throws (1: Error error)              // all, by age
   void unpublish(1: string name) throws (1: Error error)

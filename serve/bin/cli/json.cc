@@ -29,6 +29,8 @@ const char* KindName(rpc::Kind kind) {
       return "variant";
     case rpc::Kind::ADAPTER:
       return "adapter";
+    case rpc::Kind::STATE:
+      return "state";
   }
   return "unknown";
 }

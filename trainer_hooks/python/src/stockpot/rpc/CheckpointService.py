@@ -1114,11 +1114,11 @@ class create_run_args(object):
             elif fid == 4:
                 if ftype == TType.MAP:
                     self.tags = {}
-                    (_ktype248, _vtype249, _size247) = iprot.readMapBegin()
-                    for _i251 in range(_size247):
-                        _key252 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val253 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.tags[_key252] = _val253
+                    (_ktype271, _vtype272, _size270) = iprot.readMapBegin()
+                    for _i274 in range(_size270):
+                        _key275 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val276 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.tags[_key275] = _val276
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -1147,9 +1147,9 @@ class create_run_args(object):
         if self.tags is not None:
             oprot.writeFieldBegin('tags', TType.MAP, 4)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.tags))
-            for kiter254, viter255 in self.tags.items():
-                oprot.writeString(kiter254.encode('utf-8') if sys.version_info[0] == 2 else kiter254)
-                oprot.writeString(viter255.encode('utf-8') if sys.version_info[0] == 2 else viter255)
+            for kiter277, viter278 in self.tags.items():
+                oprot.writeString(kiter277.encode('utf-8') if sys.version_info[0] == 2 else kiter277)
+                oprot.writeString(viter278.encode('utf-8') if sys.version_info[0] == 2 else viter278)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1418,10 +1418,10 @@ class have_chunks_args(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.digests = []
-                    (_etype259, _size256) = iprot.readListBegin()
-                    for _i260 in range(_size256):
-                        _elem261 = iprot.readBinary()
-                        self.digests.append(_elem261)
+                    (_etype282, _size279) = iprot.readListBegin()
+                    for _i283 in range(_size279):
+                        _elem284 = iprot.readBinary()
+                        self.digests.append(_elem284)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1442,8 +1442,8 @@ class have_chunks_args(object):
         if self.digests is not None:
             oprot.writeFieldBegin('digests', TType.LIST, 2)
             oprot.writeListBegin(TType.STRING, len(self.digests))
-            for iter262 in self.digests:
-                oprot.writeBinary(iter262)
+            for iter285 in self.digests:
+                oprot.writeBinary(iter285)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1495,10 +1495,10 @@ class have_chunks_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype266, _size263) = iprot.readListBegin()
-                    for _i267 in range(_size263):
-                        _elem268 = iprot.readBool()
-                        self.success.append(_elem268)
+                    (_etype289, _size286) = iprot.readListBegin()
+                    for _i290 in range(_size286):
+                        _elem291 = iprot.readBool()
+                        self.success.append(_elem291)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1520,8 +1520,8 @@ class have_chunks_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.BOOL, len(self.success))
-            for iter269 in self.success:
-                oprot.writeBool(iter269)
+            for iter292 in self.success:
+                oprot.writeBool(iter292)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:

@@ -52,6 +52,7 @@ class Kind(object):
     MERGE = 2
     VARIANT = 3
     ADAPTER = 4
+    STATE = 5
 
     _VALUES_TO_NAMES = {
         0: "BASE",
@@ -59,6 +60,7 @@ class Kind(object):
         2: "MERGE",
         3: "VARIANT",
         4: "ADAPTER",
+        5: "STATE",
     }
 
     _NAMES_TO_VALUES = {
@@ -67,6 +69,7 @@ class Kind(object):
         "MERGE": 2,
         "VARIANT": 3,
         "ADAPTER": 4,
+        "STATE": 5,
     }
 
 
@@ -275,17 +278,21 @@ class RunConfig(object):
      - best_is_lower
      - merge_energy
      - merge_rank
+     - compress_history
+     - quota_bytes
 
     """
 
 
-    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0,):
+    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0, compress_history=False, quota_bytes=0,):
         self.merge_every = merge_every
         self.publish = publish
         self.best_metric = best_metric
         self.best_is_lower = best_is_lower
         self.merge_energy = merge_energy
         self.merge_rank = merge_rank
+        self.compress_history = compress_history
+        self.quota_bytes = quota_bytes
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -326,6 +333,16 @@ class RunConfig(object):
                     self.merge_rank = iprot.readI64()
                 else:
                     iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.BOOL:
+                    self.compress_history = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.I64:
+                    self.quota_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -359,6 +376,14 @@ class RunConfig(object):
         if self.merge_rank is not None:
             oprot.writeFieldBegin('merge_rank', TType.I64, 6)
             oprot.writeI64(self.merge_rank)
+            oprot.writeFieldEnd()
+        if self.compress_history is not None:
+            oprot.writeFieldBegin('compress_history', TType.BOOL, 7)
+            oprot.writeBool(self.compress_history)
+            oprot.writeFieldEnd()
+        if self.quota_bytes is not None:
+            oprot.writeFieldBegin('quota_bytes', TType.I64, 8)
+            oprot.writeI64(self.quota_bytes)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1076,11 +1101,12 @@ class Tensor(object):
      - data
      - global_shape
      - offsets
+     - group
 
     """
 
 
-    def __init__(self, name=None, dtype=None, shape=None, alias_of=None, data=None, global_shape=None, offsets=None,):
+    def __init__(self, name=None, dtype=None, shape=None, alias_of=None, data=None, global_shape=None, offsets=None, group=None,):
         self.name = name
         self.dtype = dtype
         self.shape = shape
@@ -1088,6 +1114,7 @@ class Tensor(object):
         self.data = data
         self.global_shape = global_shape
         self.offsets = offsets
+        self.group = group
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1149,6 +1176,11 @@ class Tensor(object):
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.STRING:
+                    self.group = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1195,6 +1227,10 @@ class Tensor(object):
             for iter50 in self.offsets:
                 oprot.writeI64(iter50)
             oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.group is not None:
+            oprot.writeFieldBegin('group', TType.STRING, 8)
+            oprot.writeString(self.group.encode('utf-8') if sys.version_info[0] == 2 else self.group)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1331,16 +1367,18 @@ class CommitReply(object):
      - existed
      - complete
      - missing
+     - states
 
     """
 
 
-    def __init__(self, artifact=None, event_sequence=None, existed=None, complete=True, missing=None,):
+    def __init__(self, artifact=None, event_sequence=None, existed=None, complete=True, missing=None, states=None,):
         self.artifact = artifact
         self.event_sequence = event_sequence
         self.existed = existed
         self.complete = complete
         self.missing = missing
+        self.states = states
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1381,6 +1419,17 @@ class CommitReply(object):
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.MAP:
+                    self.states = {}
+                    (_ktype83, _vtype84, _size82) = iprot.readMapBegin()
+                    for _i86 in range(_size82):
+                        _key87 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val88 = iprot.readBinary()
+                        self.states[_key87] = _val88
+                    iprot.readMapEnd()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1410,9 +1459,17 @@ class CommitReply(object):
         if self.missing is not None:
             oprot.writeFieldBegin('missing', TType.LIST, 5)
             oprot.writeListBegin(TType.I32, len(self.missing))
-            for iter82 in self.missing:
-                oprot.writeI32(iter82)
+            for iter89 in self.missing:
+                oprot.writeI32(iter89)
             oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.states is not None:
+            oprot.writeFieldBegin('states', TType.MAP, 6)
+            oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.states))
+            for kiter90, viter91 in self.states.items():
+                oprot.writeString(kiter90.encode('utf-8') if sys.version_info[0] == 2 else kiter90)
+                oprot.writeBinary(viter91)
+            oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1441,17 +1498,19 @@ class Step(object):
      - artifact
      - metrics
      - committed_ms
+     - group
 
     """
 
 
-    def __init__(self, run=None, step=None, kind=None, artifact=None, metrics=None, committed_ms=None,):
+    def __init__(self, run=None, step=None, kind=None, artifact=None, metrics=None, committed_ms=None, group=None,):
         self.run = run
         self.step = step
         self.kind = kind
         self.artifact = artifact
         self.metrics = metrics
         self.committed_ms = committed_ms
+        self.group = group
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1485,17 +1544,22 @@ class Step(object):
             elif fid == 5:
                 if ftype == TType.MAP:
                     self.metrics = {}
-                    (_ktype84, _vtype85, _size83) = iprot.readMapBegin()
-                    for _i87 in range(_size83):
-                        _key88 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val89 = iprot.readDouble()
-                        self.metrics[_key88] = _val89
+                    (_ktype93, _vtype94, _size92) = iprot.readMapBegin()
+                    for _i96 in range(_size92):
+                        _key97 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val98 = iprot.readDouble()
+                        self.metrics[_key97] = _val98
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 6:
                 if ftype == TType.I64:
                     self.committed_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.STRING:
+                    self.group = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
             else:
@@ -1527,14 +1591,18 @@ class Step(object):
         if self.metrics is not None:
             oprot.writeFieldBegin('metrics', TType.MAP, 5)
             oprot.writeMapBegin(TType.STRING, TType.DOUBLE, len(self.metrics))
-            for kiter90, viter91 in self.metrics.items():
-                oprot.writeString(kiter90.encode('utf-8') if sys.version_info[0] == 2 else kiter90)
-                oprot.writeDouble(viter91)
+            for kiter99, viter100 in self.metrics.items():
+                oprot.writeString(kiter99.encode('utf-8') if sys.version_info[0] == 2 else kiter99)
+                oprot.writeDouble(viter100)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.committed_ms is not None:
             oprot.writeFieldBegin('committed_ms', TType.I64, 6)
             oprot.writeI64(self.committed_ms)
+            oprot.writeFieldEnd()
+        if self.group is not None:
+            oprot.writeFieldBegin('group', TType.STRING, 7)
+            oprot.writeString(self.group.encode('utf-8') if sys.version_info[0] == 2 else self.group)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1843,11 +1911,13 @@ class ArtifactInfo(object):
      - metrics
      - purge_ms
      - pinned
+     - group
+     - compressed
 
     """
 
 
-    def __init__(self, digest=None, kind=None, run=None, step=None, tensors=None, logical_bytes=None, stored_bytes=None, parents=None, children=None, aliases=None, routes=None, evals=None, attributes=None, metrics=None, purge_ms=None, pinned=None,):
+    def __init__(self, digest=None, kind=None, run=None, step=None, tensors=None, logical_bytes=None, stored_bytes=None, parents=None, children=None, aliases=None, routes=None, evals=None, attributes=None, metrics=None, purge_ms=None, pinned=None, group=None, compressed=None,):
         self.digest = digest
         self.kind = kind
         self.run = run
@@ -1864,6 +1934,8 @@ class ArtifactInfo(object):
         self.metrics = metrics
         self.purge_ms = purge_ms
         self.pinned = pinned
+        self.group = group
+        self.compressed = compressed
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1912,77 +1984,77 @@ class ArtifactInfo(object):
             elif fid == 8:
                 if ftype == TType.LIST:
                     self.parents = []
-                    (_etype95, _size92) = iprot.readListBegin()
-                    for _i96 in range(_size92):
-                        _elem97 = Edge()
-                        _elem97.read(iprot)
-                        self.parents.append(_elem97)
+                    (_etype104, _size101) = iprot.readListBegin()
+                    for _i105 in range(_size101):
+                        _elem106 = Edge()
+                        _elem106.read(iprot)
+                        self.parents.append(_elem106)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 9:
                 if ftype == TType.LIST:
                     self.children = []
-                    (_etype101, _size98) = iprot.readListBegin()
-                    for _i102 in range(_size98):
-                        _elem103 = Edge()
-                        _elem103.read(iprot)
-                        self.children.append(_elem103)
+                    (_etype110, _size107) = iprot.readListBegin()
+                    for _i111 in range(_size107):
+                        _elem112 = Edge()
+                        _elem112.read(iprot)
+                        self.children.append(_elem112)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 10:
                 if ftype == TType.LIST:
                     self.aliases = []
-                    (_etype107, _size104) = iprot.readListBegin()
-                    for _i108 in range(_size104):
-                        _elem109 = Alias()
-                        _elem109.read(iprot)
-                        self.aliases.append(_elem109)
+                    (_etype116, _size113) = iprot.readListBegin()
+                    for _i117 in range(_size113):
+                        _elem118 = Alias()
+                        _elem118.read(iprot)
+                        self.aliases.append(_elem118)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 11:
                 if ftype == TType.LIST:
                     self.routes = []
-                    (_etype113, _size110) = iprot.readListBegin()
-                    for _i114 in range(_size110):
-                        _elem115 = Alias()
-                        _elem115.read(iprot)
-                        self.routes.append(_elem115)
+                    (_etype122, _size119) = iprot.readListBegin()
+                    for _i123 in range(_size119):
+                        _elem124 = Alias()
+                        _elem124.read(iprot)
+                        self.routes.append(_elem124)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 12:
                 if ftype == TType.LIST:
                     self.evals = []
-                    (_etype119, _size116) = iprot.readListBegin()
-                    for _i120 in range(_size116):
-                        _elem121 = Eval()
-                        _elem121.read(iprot)
-                        self.evals.append(_elem121)
+                    (_etype128, _size125) = iprot.readListBegin()
+                    for _i129 in range(_size125):
+                        _elem130 = Eval()
+                        _elem130.read(iprot)
+                        self.evals.append(_elem130)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 13:
                 if ftype == TType.MAP:
                     self.attributes = {}
-                    (_ktype123, _vtype124, _size122) = iprot.readMapBegin()
-                    for _i126 in range(_size122):
-                        _key127 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val128 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.attributes[_key127] = _val128
+                    (_ktype132, _vtype133, _size131) = iprot.readMapBegin()
+                    for _i135 in range(_size131):
+                        _key136 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val137 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.attributes[_key136] = _val137
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 14:
                 if ftype == TType.MAP:
                     self.metrics = {}
-                    (_ktype130, _vtype131, _size129) = iprot.readMapBegin()
-                    for _i133 in range(_size129):
-                        _key134 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val135 = iprot.readDouble()
-                        self.metrics[_key134] = _val135
+                    (_ktype139, _vtype140, _size138) = iprot.readMapBegin()
+                    for _i142 in range(_size138):
+                        _key143 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val144 = iprot.readDouble()
+                        self.metrics[_key143] = _val144
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -1994,6 +2066,16 @@ class ArtifactInfo(object):
             elif fid == 16:
                 if ftype == TType.BOOL:
                     self.pinned = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 17:
+                if ftype == TType.STRING:
+                    self.group = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 18:
+                if ftype == TType.BOOL:
+                    self.compressed = iprot.readBool()
                 else:
                     iprot.skip(ftype)
             else:
@@ -2037,52 +2119,52 @@ class ArtifactInfo(object):
         if self.parents is not None:
             oprot.writeFieldBegin('parents', TType.LIST, 8)
             oprot.writeListBegin(TType.STRUCT, len(self.parents))
-            for iter136 in self.parents:
-                iter136.write(oprot)
+            for iter145 in self.parents:
+                iter145.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.children is not None:
             oprot.writeFieldBegin('children', TType.LIST, 9)
             oprot.writeListBegin(TType.STRUCT, len(self.children))
-            for iter137 in self.children:
-                iter137.write(oprot)
+            for iter146 in self.children:
+                iter146.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.aliases is not None:
             oprot.writeFieldBegin('aliases', TType.LIST, 10)
             oprot.writeListBegin(TType.STRUCT, len(self.aliases))
-            for iter138 in self.aliases:
-                iter138.write(oprot)
+            for iter147 in self.aliases:
+                iter147.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.routes is not None:
             oprot.writeFieldBegin('routes', TType.LIST, 11)
             oprot.writeListBegin(TType.STRUCT, len(self.routes))
-            for iter139 in self.routes:
-                iter139.write(oprot)
+            for iter148 in self.routes:
+                iter148.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.evals is not None:
             oprot.writeFieldBegin('evals', TType.LIST, 12)
             oprot.writeListBegin(TType.STRUCT, len(self.evals))
-            for iter140 in self.evals:
-                iter140.write(oprot)
+            for iter149 in self.evals:
+                iter149.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.attributes is not None:
             oprot.writeFieldBegin('attributes', TType.MAP, 13)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.attributes))
-            for kiter141, viter142 in self.attributes.items():
-                oprot.writeString(kiter141.encode('utf-8') if sys.version_info[0] == 2 else kiter141)
-                oprot.writeString(viter142.encode('utf-8') if sys.version_info[0] == 2 else viter142)
+            for kiter150, viter151 in self.attributes.items():
+                oprot.writeString(kiter150.encode('utf-8') if sys.version_info[0] == 2 else kiter150)
+                oprot.writeString(viter151.encode('utf-8') if sys.version_info[0] == 2 else viter151)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.metrics is not None:
             oprot.writeFieldBegin('metrics', TType.MAP, 14)
             oprot.writeMapBegin(TType.STRING, TType.DOUBLE, len(self.metrics))
-            for kiter143, viter144 in self.metrics.items():
-                oprot.writeString(kiter143.encode('utf-8') if sys.version_info[0] == 2 else kiter143)
-                oprot.writeDouble(viter144)
+            for kiter152, viter153 in self.metrics.items():
+                oprot.writeString(kiter152.encode('utf-8') if sys.version_info[0] == 2 else kiter152)
+                oprot.writeDouble(viter153)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.purge_ms is not None:
@@ -2092,6 +2174,14 @@ class ArtifactInfo(object):
         if self.pinned is not None:
             oprot.writeFieldBegin('pinned', TType.BOOL, 16)
             oprot.writeBool(self.pinned)
+            oprot.writeFieldEnd()
+        if self.group is not None:
+            oprot.writeFieldBegin('group', TType.STRING, 17)
+            oprot.writeString(self.group.encode('utf-8') if sys.version_info[0] == 2 else self.group)
+            oprot.writeFieldEnd()
+        if self.compressed is not None:
+            oprot.writeFieldBegin('compressed', TType.BOOL, 18)
+            oprot.writeBool(self.compressed)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2117,14 +2207,16 @@ class LogEntry(object):
      - step
      - artifact
      - variants
+     - states
 
     """
 
 
-    def __init__(self, step=None, artifact=None, variants=None,):
+    def __init__(self, step=None, artifact=None, variants=None, states=None,):
         self.step = step
         self.artifact = artifact
         self.variants = variants
+        self.states = states
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -2150,11 +2242,22 @@ class LogEntry(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.variants = []
-                    (_etype148, _size145) = iprot.readListBegin()
-                    for _i149 in range(_size145):
-                        _elem150 = ArtifactInfo()
-                        _elem150.read(iprot)
-                        self.variants.append(_elem150)
+                    (_etype157, _size154) = iprot.readListBegin()
+                    for _i158 in range(_size154):
+                        _elem159 = ArtifactInfo()
+                        _elem159.read(iprot)
+                        self.variants.append(_elem159)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.LIST:
+                    self.states = []
+                    (_etype163, _size160) = iprot.readListBegin()
+                    for _i164 in range(_size160):
+                        _elem165 = ArtifactInfo()
+                        _elem165.read(iprot)
+                        self.states.append(_elem165)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2179,8 +2282,15 @@ class LogEntry(object):
         if self.variants is not None:
             oprot.writeFieldBegin('variants', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.variants))
-            for iter151 in self.variants:
-                iter151.write(oprot)
+            for iter166 in self.variants:
+                iter166.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.states is not None:
+            oprot.writeFieldBegin('states', TType.LIST, 4)
+            oprot.writeListBegin(TType.STRUCT, len(self.states))
+            for iter167 in self.states:
+                iter167.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -2370,6 +2480,85 @@ class BestRule(object):
         return not (self == other)
 
 
+class GroupRule(object):
+    """
+    Attributes:
+     - group
+     - keep_last
+     - every
+
+    """
+
+
+    def __init__(self, group=None, keep_last=0, every=0,):
+        self.group = group
+        self.keep_last = keep_last
+        self.every = every
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.group = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.I64:
+                    self.keep_last = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.every = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('GroupRule')
+        if self.group is not None:
+            oprot.writeFieldBegin('group', TType.STRING, 1)
+            oprot.writeString(self.group.encode('utf-8') if sys.version_info[0] == 2 else self.group)
+            oprot.writeFieldEnd()
+        if self.keep_last is not None:
+            oprot.writeFieldBegin('keep_last', TType.I64, 2)
+            oprot.writeI64(self.keep_last)
+            oprot.writeFieldEnd()
+        if self.every is not None:
+            oprot.writeFieldBegin('every', TType.I64, 3)
+            oprot.writeI64(self.every)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
 class RetentionPolicy(object):
     """
     Attributes:
@@ -2377,15 +2566,17 @@ class RetentionPolicy(object):
      - best
      - every
      - grace_ms
+     - groups
 
     """
 
 
-    def __init__(self, keep_last=0, best=None, every=0, grace_ms=604800000,):
+    def __init__(self, keep_last=0, best=None, every=0, grace_ms=604800000, groups=None,):
         self.keep_last = keep_last
         self.best = best
         self.every = every
         self.grace_ms = grace_ms
+        self.groups = groups
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -2404,11 +2595,11 @@ class RetentionPolicy(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.best = []
-                    (_etype155, _size152) = iprot.readListBegin()
-                    for _i156 in range(_size152):
-                        _elem157 = BestRule()
-                        _elem157.read(iprot)
-                        self.best.append(_elem157)
+                    (_etype171, _size168) = iprot.readListBegin()
+                    for _i172 in range(_size168):
+                        _elem173 = BestRule()
+                        _elem173.read(iprot)
+                        self.best.append(_elem173)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2420,6 +2611,17 @@ class RetentionPolicy(object):
             elif fid == 4:
                 if ftype == TType.I64:
                     self.grace_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.LIST:
+                    self.groups = []
+                    (_etype177, _size174) = iprot.readListBegin()
+                    for _i178 in range(_size174):
+                        _elem179 = GroupRule()
+                        _elem179.read(iprot)
+                        self.groups.append(_elem179)
+                    iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             else:
@@ -2439,8 +2641,8 @@ class RetentionPolicy(object):
         if self.best is not None:
             oprot.writeFieldBegin('best', TType.LIST, 2)
             oprot.writeListBegin(TType.STRUCT, len(self.best))
-            for iter158 in self.best:
-                iter158.write(oprot)
+            for iter180 in self.best:
+                iter180.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.every is not None:
@@ -2450,6 +2652,13 @@ class RetentionPolicy(object):
         if self.grace_ms is not None:
             oprot.writeFieldBegin('grace_ms', TType.I64, 4)
             oprot.writeI64(self.grace_ms)
+            oprot.writeFieldEnd()
+        if self.groups is not None:
+            oprot.writeFieldBegin('groups', TType.LIST, 5)
+            oprot.writeListBegin(TType.STRUCT, len(self.groups))
+            for iter181 in self.groups:
+                iter181.write(oprot)
+            oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2478,17 +2687,19 @@ class Fate(object):
      - reasons
      - purge_ms
      - stored_bytes
+     - group
 
     """
 
 
-    def __init__(self, artifact=None, kind=None, step=None, reasons=None, purge_ms=None, stored_bytes=None,):
+    def __init__(self, artifact=None, kind=None, step=None, reasons=None, purge_ms=None, stored_bytes=None, group=None,):
         self.artifact = artifact
         self.kind = kind
         self.step = step
         self.reasons = reasons
         self.purge_ms = purge_ms
         self.stored_bytes = stored_bytes
+        self.group = group
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -2517,10 +2728,10 @@ class Fate(object):
             elif fid == 4:
                 if ftype == TType.LIST:
                     self.reasons = []
-                    (_etype162, _size159) = iprot.readListBegin()
-                    for _i163 in range(_size159):
-                        _elem164 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.reasons.append(_elem164)
+                    (_etype185, _size182) = iprot.readListBegin()
+                    for _i186 in range(_size182):
+                        _elem187 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.reasons.append(_elem187)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2532,6 +2743,11 @@ class Fate(object):
             elif fid == 6:
                 if ftype == TType.I64:
                     self.stored_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.STRING:
+                    self.group = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
             else:
@@ -2559,8 +2775,8 @@ class Fate(object):
         if self.reasons is not None:
             oprot.writeFieldBegin('reasons', TType.LIST, 4)
             oprot.writeListBegin(TType.STRING, len(self.reasons))
-            for iter165 in self.reasons:
-                oprot.writeString(iter165.encode('utf-8') if sys.version_info[0] == 2 else iter165)
+            for iter188 in self.reasons:
+                oprot.writeString(iter188.encode('utf-8') if sys.version_info[0] == 2 else iter188)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.purge_ms is not None:
@@ -2570,6 +2786,10 @@ class Fate(object):
         if self.stored_bytes is not None:
             oprot.writeFieldBegin('stored_bytes', TType.I64, 6)
             oprot.writeI64(self.stored_bytes)
+            oprot.writeFieldEnd()
+        if self.group is not None:
+            oprot.writeFieldBegin('group', TType.STRING, 7)
+            oprot.writeString(self.group.encode('utf-8') if sys.version_info[0] == 2 else self.group)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2620,11 +2840,11 @@ class RetentionReport(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.fates = []
-                    (_etype169, _size166) = iprot.readListBegin()
-                    for _i170 in range(_size166):
-                        _elem171 = Fate()
-                        _elem171.read(iprot)
-                        self.fates.append(_elem171)
+                    (_etype192, _size189) = iprot.readListBegin()
+                    for _i193 in range(_size189):
+                        _elem194 = Fate()
+                        _elem194.read(iprot)
+                        self.fates.append(_elem194)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2645,8 +2865,8 @@ class RetentionReport(object):
         if self.fates is not None:
             oprot.writeFieldBegin('fates', TType.LIST, 2)
             oprot.writeListBegin(TType.STRUCT, len(self.fates))
-            for iter172 in self.fates:
-                iter172.write(oprot)
+            for iter195 in self.fates:
+                iter195.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -2675,16 +2895,18 @@ class GoneArtifact(object):
      - run
      - step
      - bytes
+     - group
 
     """
 
 
-    def __init__(self, artifact=None, kind=None, run=None, step=None, bytes=None,):
+    def __init__(self, artifact=None, kind=None, run=None, step=None, bytes=None, group=None,):
         self.artifact = artifact
         self.kind = kind
         self.run = run
         self.step = step
         self.bytes = bytes
+        self.group = group
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -2720,6 +2942,11 @@ class GoneArtifact(object):
                     self.bytes = iprot.readI64()
                 else:
                     iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.STRING:
+                    self.group = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -2749,6 +2976,10 @@ class GoneArtifact(object):
         if self.bytes is not None:
             oprot.writeFieldBegin('bytes', TType.I64, 5)
             oprot.writeI64(self.bytes)
+            oprot.writeFieldEnd()
+        if self.group is not None:
+            oprot.writeFieldBegin('group', TType.STRING, 6)
+            oprot.writeString(self.group.encode('utf-8') if sys.version_info[0] == 2 else self.group)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2809,31 +3040,31 @@ class GcReply(object):
             if fid == 1:
                 if ftype == TType.LIST:
                     self.deleted = []
-                    (_etype176, _size173) = iprot.readListBegin()
-                    for _i177 in range(_size173):
-                        _elem178 = iprot.readBinary()
-                        self.deleted.append(_elem178)
+                    (_etype199, _size196) = iprot.readListBegin()
+                    for _i200 in range(_size196):
+                        _elem201 = iprot.readBinary()
+                        self.deleted.append(_elem201)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.undeleted = []
-                    (_etype182, _size179) = iprot.readListBegin()
-                    for _i183 in range(_size179):
-                        _elem184 = iprot.readBinary()
-                        self.undeleted.append(_elem184)
+                    (_etype205, _size202) = iprot.readListBegin()
+                    for _i206 in range(_size202):
+                        _elem207 = iprot.readBinary()
+                        self.undeleted.append(_elem207)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.purged = []
-                    (_etype188, _size185) = iprot.readListBegin()
-                    for _i189 in range(_size185):
-                        _elem190 = GoneArtifact()
-                        _elem190.read(iprot)
-                        self.purged.append(_elem190)
+                    (_etype211, _size208) = iprot.readListBegin()
+                    for _i212 in range(_size208):
+                        _elem213 = GoneArtifact()
+                        _elem213.read(iprot)
+                        self.purged.append(_elem213)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2885,22 +3116,22 @@ class GcReply(object):
         if self.deleted is not None:
             oprot.writeFieldBegin('deleted', TType.LIST, 1)
             oprot.writeListBegin(TType.STRING, len(self.deleted))
-            for iter191 in self.deleted:
-                oprot.writeBinary(iter191)
+            for iter214 in self.deleted:
+                oprot.writeBinary(iter214)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.undeleted is not None:
             oprot.writeFieldBegin('undeleted', TType.LIST, 2)
             oprot.writeListBegin(TType.STRING, len(self.undeleted))
-            for iter192 in self.undeleted:
-                oprot.writeBinary(iter192)
+            for iter215 in self.undeleted:
+                oprot.writeBinary(iter215)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.purged is not None:
             oprot.writeFieldBegin('purged', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.purged))
-            for iter193 in self.purged:
-                iter193.write(oprot)
+            for iter216 in self.purged:
+                iter216.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.chunks is not None:
@@ -3025,11 +3256,11 @@ class Job(object):
             elif fid == 8:
                 if ftype == TType.MAP:
                     self.arguments = {}
-                    (_ktype195, _vtype196, _size194) = iprot.readMapBegin()
-                    for _i198 in range(_size194):
-                        _key199 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val200 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.arguments[_key199] = _val200
+                    (_ktype218, _vtype219, _size217) = iprot.readMapBegin()
+                    for _i221 in range(_size217):
+                        _key222 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val223 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.arguments[_key222] = _val223
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -3084,9 +3315,9 @@ class Job(object):
         if self.arguments is not None:
             oprot.writeFieldBegin('arguments', TType.MAP, 8)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.arguments))
-            for kiter201, viter202 in self.arguments.items():
-                oprot.writeString(kiter201.encode('utf-8') if sys.version_info[0] == 2 else kiter201)
-                oprot.writeString(viter202.encode('utf-8') if sys.version_info[0] == 2 else viter202)
+            for kiter224, viter225 in self.arguments.items():
+                oprot.writeString(kiter224.encode('utf-8') if sys.version_info[0] == 2 else kiter224)
+                oprot.writeString(viter225.encode('utf-8') if sys.version_info[0] == 2 else viter225)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.created_ms is not None:
@@ -3166,11 +3397,11 @@ class Event(object):
             elif fid == 5:
                 if ftype == TType.MAP:
                     self.fields = {}
-                    (_ktype204, _vtype205, _size203) = iprot.readMapBegin()
-                    for _i207 in range(_size203):
-                        _key208 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val209 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.fields[_key208] = _val209
+                    (_ktype227, _vtype228, _size226) = iprot.readMapBegin()
+                    for _i230 in range(_size226):
+                        _key231 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val232 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.fields[_key231] = _val232
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -3203,9 +3434,9 @@ class Event(object):
         if self.fields is not None:
             oprot.writeFieldBegin('fields', TType.MAP, 5)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.fields))
-            for kiter210, viter211 in self.fields.items():
-                oprot.writeString(kiter210.encode('utf-8') if sys.version_info[0] == 2 else kiter210)
-                oprot.writeString(viter211.encode('utf-8') if sys.version_info[0] == 2 else viter211)
+            for kiter233, viter234 in self.fields.items():
+                oprot.writeString(kiter233.encode('utf-8') if sys.version_info[0] == 2 else kiter233)
+                oprot.writeString(viter234.encode('utf-8') if sys.version_info[0] == 2 else viter234)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -3335,11 +3566,13 @@ class DaemonStatus(object):
      - http_address
      - thrift_address
      - gatherings
+     - stored_chunk_bytes
+     - quota_bytes
 
     """
 
 
-    def __init__(self, version=None, uptime_ms=None, base=None, base_state=None, runs=None, artifacts=None, chunks=None, chunk_bytes=None, pack_bytes=None, open_sessions=None, jobs=None, served=None, devices=None, http_address=None, thrift_address=None, gatherings=None,):
+    def __init__(self, version=None, uptime_ms=None, base=None, base_state=None, runs=None, artifacts=None, chunks=None, chunk_bytes=None, pack_bytes=None, open_sessions=None, jobs=None, served=None, devices=None, http_address=None, thrift_address=None, gatherings=None, stored_chunk_bytes=None, quota_bytes=None,):
         self.version = version
         self.uptime_ms = uptime_ms
         self.base = base
@@ -3356,6 +3589,8 @@ class DaemonStatus(object):
         self.http_address = http_address
         self.thrift_address = thrift_address
         self.gatherings = gatherings
+        self.stored_chunk_bytes = stored_chunk_bytes
+        self.quota_bytes = quota_bytes
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -3419,22 +3654,22 @@ class DaemonStatus(object):
             elif fid == 11:
                 if ftype == TType.LIST:
                     self.jobs = []
-                    (_etype215, _size212) = iprot.readListBegin()
-                    for _i216 in range(_size212):
-                        _elem217 = Job()
-                        _elem217.read(iprot)
-                        self.jobs.append(_elem217)
+                    (_etype238, _size235) = iprot.readListBegin()
+                    for _i239 in range(_size235):
+                        _elem240 = Job()
+                        _elem240.read(iprot)
+                        self.jobs.append(_elem240)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 12:
                 if ftype == TType.LIST:
                     self.served = []
-                    (_etype221, _size218) = iprot.readListBegin()
-                    for _i222 in range(_size218):
-                        _elem223 = ServedModel()
-                        _elem223.read(iprot)
-                        self.served.append(_elem223)
+                    (_etype244, _size241) = iprot.readListBegin()
+                    for _i245 in range(_size241):
+                        _elem246 = ServedModel()
+                        _elem246.read(iprot)
+                        self.served.append(_elem246)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3456,12 +3691,22 @@ class DaemonStatus(object):
             elif fid == 16:
                 if ftype == TType.LIST:
                     self.gatherings = []
-                    (_etype227, _size224) = iprot.readListBegin()
-                    for _i228 in range(_size224):
-                        _elem229 = Gathering()
-                        _elem229.read(iprot)
-                        self.gatherings.append(_elem229)
+                    (_etype250, _size247) = iprot.readListBegin()
+                    for _i251 in range(_size247):
+                        _elem252 = Gathering()
+                        _elem252.read(iprot)
+                        self.gatherings.append(_elem252)
                     iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 17:
+                if ftype == TType.I64:
+                    self.stored_chunk_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 18:
+                if ftype == TType.I64:
+                    self.quota_bytes = iprot.readI64()
                 else:
                     iprot.skip(ftype)
             else:
@@ -3517,15 +3762,15 @@ class DaemonStatus(object):
         if self.jobs is not None:
             oprot.writeFieldBegin('jobs', TType.LIST, 11)
             oprot.writeListBegin(TType.STRUCT, len(self.jobs))
-            for iter230 in self.jobs:
-                iter230.write(oprot)
+            for iter253 in self.jobs:
+                iter253.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.served is not None:
             oprot.writeFieldBegin('served', TType.LIST, 12)
             oprot.writeListBegin(TType.STRUCT, len(self.served))
-            for iter231 in self.served:
-                iter231.write(oprot)
+            for iter254 in self.served:
+                iter254.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.devices is not None:
@@ -3543,9 +3788,17 @@ class DaemonStatus(object):
         if self.gatherings is not None:
             oprot.writeFieldBegin('gatherings', TType.LIST, 16)
             oprot.writeListBegin(TType.STRUCT, len(self.gatherings))
-            for iter232 in self.gatherings:
-                iter232.write(oprot)
+            for iter255 in self.gatherings:
+                iter255.write(oprot)
             oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.stored_chunk_bytes is not None:
+            oprot.writeFieldBegin('stored_chunk_bytes', TType.I64, 17)
+            oprot.writeI64(self.stored_chunk_bytes)
+            oprot.writeFieldEnd()
+        if self.quota_bytes is not None:
+            oprot.writeFieldBegin('quota_bytes', TType.I64, 18)
+            oprot.writeI64(self.quota_bytes)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -3604,10 +3857,10 @@ class Damage(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.needed_by = []
-                    (_etype236, _size233) = iprot.readListBegin()
-                    for _i237 in range(_size233):
-                        _elem238 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.needed_by.append(_elem238)
+                    (_etype259, _size256) = iprot.readListBegin()
+                    for _i260 in range(_size256):
+                        _elem261 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.needed_by.append(_elem261)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3637,8 +3890,8 @@ class Damage(object):
         if self.needed_by is not None:
             oprot.writeFieldBegin('needed_by', TType.LIST, 3)
             oprot.writeListBegin(TType.STRING, len(self.needed_by))
-            for iter239 in self.needed_by:
-                oprot.writeString(iter239.encode('utf-8') if sys.version_info[0] == 2 else iter239)
+            for iter262 in self.needed_by:
+                oprot.writeString(iter262.encode('utf-8') if sys.version_info[0] == 2 else iter262)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.repaired is not None:
@@ -3700,11 +3953,11 @@ class ScrubReply(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.damaged = []
-                    (_etype243, _size240) = iprot.readListBegin()
-                    for _i244 in range(_size240):
-                        _elem245 = Damage()
-                        _elem245.read(iprot)
-                        self.damaged.append(_elem245)
+                    (_etype266, _size263) = iprot.readListBegin()
+                    for _i267 in range(_size263):
+                        _elem268 = Damage()
+                        _elem268.read(iprot)
+                        self.damaged.append(_elem268)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3729,8 +3982,8 @@ class ScrubReply(object):
         if self.damaged is not None:
             oprot.writeFieldBegin('damaged', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.damaged))
-            for iter246 in self.damaged:
-                iter246.write(oprot)
+            for iter269 in self.damaged:
+                iter269.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -3873,6 +4126,8 @@ RunConfig.thrift_spec = (
     (4, TType.BOOL, 'best_is_lower', None, True, ),  # 4
     (5, TType.DOUBLE, 'merge_energy', None, 0.9500000000000000, ),  # 5
     (6, TType.I64, 'merge_rank', None, 0, ),  # 6
+    (7, TType.BOOL, 'compress_history', None, False, ),  # 7
+    (8, TType.I64, 'quota_bytes', None, 0, ),  # 8
 )
 all_structs.append(Run)
 Run.thrift_spec = (
@@ -3942,6 +4197,7 @@ Tensor.thrift_spec = (
     (5, TType.STRUCT, 'data', [Part, None], None, ),  # 5
     (6, TType.LIST, 'global_shape', (TType.I64, None, False), None, ),  # 6
     (7, TType.LIST, 'offsets', (TType.I64, None, False), None, ),  # 7
+    (8, TType.STRING, 'group', 'UTF8', None, ),  # 8
 )
 all_structs.append(Shard)
 Shard.thrift_spec = (
@@ -3958,6 +4214,7 @@ CommitReply.thrift_spec = (
     (3, TType.BOOL, 'existed', None, None, ),  # 3
     (4, TType.BOOL, 'complete', None, True, ),  # 4
     (5, TType.LIST, 'missing', (TType.I32, None, False), None, ),  # 5
+    (6, TType.MAP, 'states', (TType.STRING, 'UTF8', TType.STRING, 'BINARY', False), None, ),  # 6
 )
 all_structs.append(Step)
 Step.thrift_spec = (
@@ -3968,6 +4225,7 @@ Step.thrift_spec = (
     (4, TType.STRING, 'artifact', 'BINARY', None, ),  # 4
     (5, TType.MAP, 'metrics', (TType.STRING, 'UTF8', TType.DOUBLE, None, False), None, ),  # 5
     (6, TType.I64, 'committed_ms', None, None, ),  # 6
+    (7, TType.STRING, 'group', 'UTF8', None, ),  # 7
 )
 all_structs.append(Edge)
 Edge.thrift_spec = (
@@ -4012,6 +4270,8 @@ ArtifactInfo.thrift_spec = (
     (14, TType.MAP, 'metrics', (TType.STRING, 'UTF8', TType.DOUBLE, None, False), None, ),  # 14
     (15, TType.I64, 'purge_ms', None, None, ),  # 15
     (16, TType.BOOL, 'pinned', None, None, ),  # 16
+    (17, TType.STRING, 'group', 'UTF8', None, ),  # 17
+    (18, TType.BOOL, 'compressed', None, None, ),  # 18
 )
 all_structs.append(LogEntry)
 LogEntry.thrift_spec = (
@@ -4019,6 +4279,7 @@ LogEntry.thrift_spec = (
     (1, TType.STRUCT, 'step', [Step, None], None, ),  # 1
     (2, TType.STRUCT, 'artifact', [ArtifactInfo, None], None, ),  # 2
     (3, TType.LIST, 'variants', (TType.STRUCT, [ArtifactInfo, None], False), None, ),  # 3
+    (4, TType.LIST, 'states', (TType.STRUCT, [ArtifactInfo, None], False), None, ),  # 4
 )
 all_structs.append(AliasMove)
 AliasMove.thrift_spec = (
@@ -4035,6 +4296,13 @@ BestRule.thrift_spec = (
     (2, TType.BOOL, 'lower', None, True, ),  # 2
     (3, TType.I64, 'keep', None, 1, ),  # 3
 )
+all_structs.append(GroupRule)
+GroupRule.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'group', 'UTF8', None, ),  # 1
+    (2, TType.I64, 'keep_last', None, 0, ),  # 2
+    (3, TType.I64, 'every', None, 0, ),  # 3
+)
 all_structs.append(RetentionPolicy)
 RetentionPolicy.thrift_spec = (
     None,  # 0
@@ -4042,6 +4310,7 @@ RetentionPolicy.thrift_spec = (
     (2, TType.LIST, 'best', (TType.STRUCT, [BestRule, None], False), None, ),  # 2
     (3, TType.I64, 'every', None, 0, ),  # 3
     (4, TType.I64, 'grace_ms', None, 604800000, ),  # 4
+    (5, TType.LIST, 'groups', (TType.STRUCT, [GroupRule, None], False), None, ),  # 5
 )
 all_structs.append(Fate)
 Fate.thrift_spec = (
@@ -4052,6 +4321,7 @@ Fate.thrift_spec = (
     (4, TType.LIST, 'reasons', (TType.STRING, 'UTF8', False), None, ),  # 4
     (5, TType.I64, 'purge_ms', None, None, ),  # 5
     (6, TType.I64, 'stored_bytes', None, None, ),  # 6
+    (7, TType.STRING, 'group', 'UTF8', None, ),  # 7
 )
 all_structs.append(RetentionReport)
 RetentionReport.thrift_spec = (
@@ -4067,6 +4337,7 @@ GoneArtifact.thrift_spec = (
     (3, TType.STRING, 'run', 'UTF8', None, ),  # 3
     (4, TType.I64, 'step', None, None, ),  # 4
     (5, TType.I64, 'bytes', None, None, ),  # 5
+    (6, TType.STRING, 'group', 'UTF8', None, ),  # 6
 )
 all_structs.append(GcReply)
 GcReply.thrift_spec = (
@@ -4132,6 +4403,8 @@ DaemonStatus.thrift_spec = (
     (14, TType.STRING, 'http_address', 'UTF8', None, ),  # 14
     (15, TType.STRING, 'thrift_address', 'UTF8', None, ),  # 15
     (16, TType.LIST, 'gatherings', (TType.STRUCT, [Gathering, None], False), None, ),  # 16
+    (17, TType.I64, 'stored_chunk_bytes', None, None, ),  # 17
+    (18, TType.I64, 'quota_bytes', None, None, ),  # 18
 )
 all_structs.append(Damage)
 Damage.thrift_spec = (
