@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import stockpot
 import torch
 from safetensors.torch import load_file
 from stockpot import CheckpointHook, Client, ErrorCode, RunConfig, StockpotError
+from stockpot.hook import read_files
 
 from tests.daemon import Daemon
 from tests.python.conftest import poll
@@ -37,8 +39,8 @@ def noisy(weights: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor
         value.dtype) for name, value in weights.items()}
 
 
-def test_stored_are_the_values_at_the_call(daemon: Daemon, client: Client, tiny_base: Path) -> None:
-    """C3: the optimizer runs right after the hook returned."""
+def test_c03_values_at_the_call(daemon: Daemon, client: Client, tiny_base: Path) -> None:
+    """The optimizer runs right after the hook returned."""
     weights = load_file(tiny_base / "model.safetensors")
     expected = {}
     with make_hook(daemon, tiny_base) as hook:
@@ -61,9 +63,8 @@ def test_stored_are_the_values_at_the_call(daemon: Daemon, client: Client, tiny_
     assert client.lineage.resolve("r@latest") == hook.stats.last_artifact
 
 
-def test_a_module_with_tied_and_odd_tensors(daemon: Daemon, client: Client, tiny_base: Path
-                                            ) -> None:
-    """C12, C13: ties once, views as their content, types as given."""
+def test_c12_tied_and_odd_tensors(daemon: Daemon, client: Client, tiny_base: Path) -> None:
+    """Ties once, views as their content, types as given."""
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -89,6 +90,88 @@ def test_a_module_with_tied_and_odd_tensors(daemon: Daemon, client: Client, tiny
     for name, value in model.state_dict().items():
         assert same_bits(stored[name], value), name
     assert stored["head.weight"].data_ptr() == stored["embed.weight"].data_ptr()
+
+
+def test_c03_the_optimizer_runs_at_once(daemon: Daemon, client: Client, tiny_base: Path) -> None:
+    """A real optimizer changes weights and its own state in place while the upload runs."""
+    model = torch.nn.Linear(1024, 1024)  # 4 MiB
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    expected = []
+    with make_hook(daemon, tiny_base) as hook:
+        for step in range(1, 5):
+            model(torch.randn(2, 1024)).square().mean().backward()
+            optimizer.step()
+            expected.append({name: value.clone() for name, value in model.state_dict().items()})
+            assert hook.on_step(step, model, state={"optimizer": optimizer})
+            for _ in range(3):
+                optimizer.step()
+    assert hook.stats.committed == 4, hook.stats
+    for step, values in enumerate(expected, start=1):
+        stored = stockpot.load(client, f"r@{step}")
+        assert all(same_bits(stored[name], value) for name, value in values.items()), step
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_c13_types_are_kept_and_a_difference_is_told(
+        daemon: Daemon, client: Client, tiny_base: Path, dtype: torch.dtype,
+        caplog: pytest.LogCaptureFixture) -> None:
+    """config.json says bfloat16; what is given is stored, and a warning names both, once."""
+    tensors = {"x": torch.randn(5, 3).to(dtype), "n": torch.arange(3)}
+    with make_hook(daemon, tiny_base) as hook:
+        for step in (1, 2):
+            hook.on_step(step, tensors)
+    stored = stockpot.load(client, "r@2")
+    assert all(same_bits(stored[name], value) for name, value in tensors.items())
+    warnings = [r.getMessage() for r in caplog.records if "config.json says" in r.getMessage()]
+    name = str(dtype).removeprefix("torch.")
+    assert len(warnings) == (0 if dtype == torch.bfloat16 else 1), warnings
+    assert all("bfloat16" in warning and name in warning for warning in warnings)
+
+
+def test_c04_a_background_failure_shows(daemon: Daemon, client: Client, tiny_base: Path,
+                                        caplog: pytest.LogCaptureFixture) -> None:
+    """In the log once, in the counters, and at the next call where that was asked for."""
+    def refuse(**options: object) -> CheckpointHook:
+        hook = make_hook(daemon, tiny_base, **options)
+        assert hook.on_step(1, {"x": torch.zeros(3)})  # step 1 has another checkpoint: refused
+        assert hook.flush(60)
+        return hook
+
+    with make_hook(daemon, tiny_base) as hook:
+        hook.on_step(1, {"x": torch.ones(3)})
+    with refuse() as hook:
+        stats = hook.stats
+        assert stats.failed == 1 and "ALREADY_EXISTS" in stats.last_error
+        assert hook.on_step(2, {"x": torch.zeros(3)})  # training goes on
+        assert hook.flush(60) and hook.stats.committed == 1
+    messages = [r.getMessage() for r in caplog.records if "step 1 is not stored" in r.getMessage()]
+    assert len(messages) == 1, messages
+    with refuse(raise_errors=True) as hook:
+        with pytest.raises(StockpotError) as raised:
+            hook.on_step(3, {"x": torch.zeros(3)})
+        assert raised.value.code == ErrorCode.ALREADY_EXISTS
+        assert hook.on_step(3, {"x": torch.zeros(3)})  # told once
+
+
+def test_progress_of_an_upload(daemon: Daemon, tiny_base: Path, monkeypatch: pytest.MonkeyPatch,
+                               caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="stockpot")
+    monkeypatch.setattr(stockpot.progress, "LOG_EVERY_S", 0.0)
+    with make_hook(daemon, tiny_base) as hook:
+        assert hook.progress() == stockpot.Progress()
+        seen = []
+        monkeypatch.setattr(stockpot.progress.logger, "info", lambda *args: seen.append(
+            hook.progress()))  # asked from the threads that send, while they do
+        hook.on_step(1, {"a": torch.randn(3 * MIB), "b": torch.zeros(MIB), "c": torch.zeros(MIB)})
+        assert hook.flush(60)
+    under_way = [p for p in seen if p.step == 1]
+    assert under_way, seen
+    assert {p.total_bytes for p in under_way} == {20 * MIB + sum(
+        (tiny_base / name).stat().st_size for name in read_files(tiny_base))}
+    done = [p.done_bytes for p in under_way]
+    assert done == sorted(done) and done[-1] == under_way[-1].total_bytes
+    assert 16 * MIB <= under_way[-1].sent_bytes < 17 * MIB  # b and c are the same chunk
+    assert under_way[-1].share == 1.0 and under_way[-1].bytes_per_second > 0
 
 
 def test_files_travel_along(daemon: Daemon, client: Client, tiny_base: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_save_is_given_up_after_the_retry_time(dead_address: str) -> None:
         assert hook.stats.failed == 1 and hook.stats.retries >= 1
 
 
-def test_stalled_server_does_not_stall_training(listener: socket.socket) -> None:
+def test_c10_a_stalled_server_does_not_stall_training(listener: socket.socket) -> None:
     hook = CheckpointHook(address_of(listener), run="r", base="b", every=1)
     start = time.monotonic()
     run_loop(hook)

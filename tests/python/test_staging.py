@@ -42,7 +42,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE, ids=str)
-def test_every_dtype_is_kept(dtype: torch.dtype) -> None:
+def test_c13_every_dtype_is_kept(dtype: torch.dtype) -> None:
     raw = torch.randint(0, 2, (7, 5 * dtype.itemsize), dtype=torch.uint8)
     tensor = raw.view(dtype)
     layout, staged = stage({"x": tensor})
@@ -89,7 +89,7 @@ def test_nan_and_negative_zero_keep_their_bits() -> None:
     assert staged["x"] == bytes_of(bits)
 
 
-def test_tied_weights_are_one_tensor_and_an_alias() -> None:
+def test_c12_tied_weights_are_one_tensor_and_an_alias() -> None:
     weight = torch.randn(10, 4)
     layout, _ = stage({"embed": weight, "other": torch.randn(10, 4), "head": weight})
     assert [(slot.name, slot.alias_of) for slot in layout.slots] == [

@@ -23,11 +23,14 @@ from stockpot.rpc.ttypes import (
     Event,
     Job,
     LogEntry,
+    ResumePoint,
     Run,
     RunConfig,
     ScrubReply,
     SessionRequest,
     Shard,
+    StepKey,
+    StepState,
 )
 
 # Longer than the longest wait inside a call (watch: 30 s; a commit waits for the disk).
@@ -69,6 +72,10 @@ class Client:
         """Closes the connection; the client stays usable."""
         self._connection.close()
 
+    def interrupt(self) -> None:
+        """Makes a call of another thread fail now, and every later one. Any thread."""
+        self._connection.interrupt()
+
     def create_run(self, name: str, base: str, config: RunConfig | None = None,
                    tags: Mapping[str, str] | None = None) -> Run:
         """Creates the run or confirms it. `base` is a name or a hex digest."""
@@ -90,6 +97,14 @@ class Client:
     def commit_shard(self, session: str, shard: Shard) -> CommitReply:
         """Returns once the artifact is durable and visible."""
         return self._call(lambda c: c.commit_shard(session, shard))
+
+    def step_state(self, key: StepKey, timeout_ms: int = 0) -> StepState:
+        """How far the ranks' parts of a checkpoint are; waits up to timeout_ms while it is open."""
+        return self._call(lambda c: c.step_state(key, timeout_ms))
+
+    def resume_point(self, run: str, key: str) -> ResumePoint:
+        """What to resume from: the same for every caller with this key."""
+        return self._call(lambda c: c.resume_point(run, key))
 
     def abort(self, session: str) -> None:
         """Ends the session without an artifact."""

@@ -8,6 +8,7 @@ own that hands large payloads to the socket without copying them.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
@@ -106,6 +107,11 @@ class SocketTransport(TTransportBase):
     def close(self) -> None:
         self._socket.close()
 
+    def interrupt(self) -> None:
+        """Ends a receive or send that another thread waits in."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def is_stale(self) -> bool:
         """Between two calls: whether the peer hung up. It has nothing to say then, so readable is
         the end.
@@ -183,6 +189,7 @@ class Connection:
         self.address = Address.parse(address)
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
+        self._interrupted = False
         self._transport: SocketTransport | None = None  # guarded by _lock, as are the clients
         self._clients: dict[str, Any] = {}
 
@@ -190,6 +197,13 @@ class Connection:
         """Closes the connection. A later call makes a new one."""
         with self._lock:
             self._drop()
+
+    def interrupt(self) -> None:
+        """Makes the call under way fail, and every later one: for the end of a process."""
+        self._interrupted = True
+        transport = self._transport
+        if transport is not None:
+            transport.interrupt()
 
     def call(self, service: str, function: Callable[[Any], T]) -> T:
         """Runs function(client of the service).
@@ -203,6 +217,7 @@ class Connection:
                     self._drop()  # the daemon closes idle connections, or was restarted
                 if self._transport is None:
                     self._connect()
+                self._check_interrupted()
                 return function(self._clients[service])
             except Error as error:
                 raise _from_daemon(error) from None
@@ -219,7 +234,12 @@ class Connection:
                 self._drop()  # half a message may be on the wire
                 raise
 
+    def _check_interrupted(self) -> None:
+        if self._interrupted:
+            raise TTransportException(TTransportException.NOT_OPEN, "the client was stopped")
+
     def _connect(self) -> None:
+        self._check_interrupted()
         connection = self.address.connect(CONNECT_TIMEOUT_S)
         connection.settimeout(self.timeout_s)
         transport = SocketTransport(connection)
@@ -231,12 +251,13 @@ class Connection:
             for name, module in (("checkpoint", CheckpointService), ("lineage", LineageService),
                                  ("control", ControlService))
         }
+        self._transport, self._clients = transport, clients
         try:
+            self._check_interrupted()
             clients["checkpoint"].hello(PROTOCOL_VERSION, "")
         except BaseException:
-            transport.close()
+            self._drop()
             raise
-        self._transport, self._clients = transport, clients
 
     def _drop(self) -> None:
         if self._transport is not None:

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,10 +14,13 @@ from typing import Any, Literal
 
 import torch
 
-from stockpot import dtypes
+from stockpot import dtypes, resuming, sharding, spool
 from stockpot.connection import Address
 from stockpot.errors import ErrorCode, StockpotError
+from stockpot.progress import Progress
+from stockpot.resuming import Resumed, State, unwrap
 from stockpot.rpc.ttypes import RunConfig
+from stockpot.sharding import Piece, Place
 from stockpot.staging import MAX_COPY_THREADS, CopyThreads, Layout, StagingPool
 from stockpot.uploader import HookStats, ReportJob, SaveJob, Target, Uploader, logger
 
@@ -28,6 +32,8 @@ MODEL_FILES = (
 )
 # What is waited at the end of a process whose hook was not closed.
 ATEXIT_TIMEOUT_S = 30.0
+# What is waited for the threads after a close: writing the spool, or a connection attempt.
+STOP_TIMEOUT_S = 60.0
 
 Model = torch.nn.Module | Mapping[str, torch.Tensor]
 
@@ -43,7 +49,11 @@ class CheckpointHook:
     The stored values are those at the call, also if the optimizer runs right afterwards. Tied
     weights are stored once; non-contiguous tensors as their logical content; types as they are.
 
-    With torch.distributed, rank 0 saves and the others do nothing: give it the full weights.
+    With torch.distributed every rank calls it, with the same steps, and sends its own part; no rank
+    waits for another and nothing is gathered. FSDP2: its shards. DistributedDataParallel, where all
+    have the same: some of the parameters each, so that a step waits for a copy of 1 / world of the
+    model. The checkpoint exists when the last part is in; a rank that never comes costs it, and the
+    others report that rank. `replicas="first"` lets rank 0 send all that is not sharded.
 
     Threads: one thread calls on_step() and save(); the rest may be called from any.
     """
@@ -65,6 +75,10 @@ class CheckpointHook:
         connections: int = 2,
         retry_for_s: float = 600.0,
         raise_errors: bool = False,
+        spool_dir: str | Path | None = None,
+        spool_bytes: int = spool.BYTES_BY_DEFAULT,
+        replicas: Literal["split", "first"] = "split",
+        attempt: str = "",
     ) -> None:
         """Starts the upload threads. Does not connect: the daemon may come later.
 
@@ -85,6 +99,13 @@ class CheckpointHook:
             connections: that carry data; one more asks and commits.
             retry_for_s: a save that could not be uploaded for so long is given up.
             raise_errors: raise the error of a save that was given up at the next call.
+            spool_dir: where saves are kept while the daemon is away (trainer_hooks/SPOOL.md), also
+                those that are left when the process ends; this process or the next one of the run
+                sends them, in order. None: they wait in memory for retry_for_s.
+            spool_bytes: limit of this rank's part of the spool; what does not fit is not spooled.
+            replicas: who sends plain parameters in a job of several ranks (see above).
+            attempt: one start of the job, the same on all its ranks and never used again. Empty:
+                agreed on through torch.distributed's store.
 
         Raises:
             StockpotError: INVALID_ARGUMENT if an argument cannot work.
@@ -94,7 +115,11 @@ class CheckpointHook:
             raise StockpotError(
                 ErrorCode.INVALID_ARGUMENT,
                 "every and connections are at least 1, when_full is skip or wait, run has a name")
+        if replicas not in ("split", "first") or "/" in run:
+            raise StockpotError(ErrorCode.INVALID_ARGUMENT,
+                                "replicas is split or first, run is a plain name")
         Address.parse(address)
+        self.address = address
         self.run = run
         self.every = every
         self._files = read_files(files)
@@ -104,12 +129,21 @@ class CheckpointHook:
         self._warned_dtype = False
         self._closed = False
         self._last_step = -1
+        self._split = replicas == "split"
+        self._spool_dir = Path(spool_dir) if spool_dir is not None else None
+        self._spool_bytes = spool_bytes
+        self._attempt = attempt
+        self._place: Place | None = None
+        self._resumed_from = ""
         self._pool = StagingPool(staging_bytes)
         self._copy_threads = CopyThreads(min(MAX_COPY_THREADS, os.cpu_count() or 1))
         self._uploader = Uploader(
             Target(address, run, base, config or RunConfig(), dict(tags or {})),
             connections, retry_for_s, self._pool.release)
         atexit.register(self.close, ATEXIT_TIMEOUT_S)  # a process that ends keeps what it staged
+        is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if is_initialized or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            self._locate()
 
     def __enter__(self) -> CheckpointHook:
         return self
@@ -132,34 +166,59 @@ class CheckpointHook:
         """Adds files to those sent with every later save; given ones keep their content."""
         self._files = dict(files) | self._files
 
-    def on_step(self, step: int, model: Model, metrics: Mapping[str, Any] | None = None) -> bool:
+    def on_step(self, step: int, model: Model, metrics: Mapping[str, Any] | None = None, *,
+                state: State | None = None) -> bool:
         """Saves if `step` is a multiple of `every`. True: the values were copied.
 
         Args:
             step: optimizer steps so far, >= 0.
             model: a module (its state dict is stored) or name -> tensor.
             metrics: name -> number, stored with the step; the run's best_metric decides RUN@best.
+            state: what training continues from beside the weights (resuming.py): optimizer,
+                scheduler, loader, ... The random generators are stored with it. None: nothing.
         """
-        return self.save(step, model, metrics) if step % self.every == 0 else False
+        return self.save(step, model, metrics, state=state) if step % self.every == 0 else False
 
-    def save(self, step: int, model: Model, metrics: Mapping[str, Any] | None = None) -> bool:
+    def save(self, step: int, model: Model, metrics: Mapping[str, Any] | None = None, *,
+             state: State | None = None) -> bool:
         """Saves now. Otherwise as on_step()."""
         if self._raise_errors:
             self._raise_pending()
-        if self._closed or not _is_first_rank():
+        if self._closed:
             return False
         try:
-            return self._stage(step, model, metrics or {})
+            return self._stage(step, model, metrics or {}, state)
         except Exception as error:
             self._uploader.give_up(error, f"step {step} is not stored")
             if self._raise_errors:
                 self._raise_pending()
             return False
 
+    def resume(self, model: Model, *, state: State | None = None, at: str = "",
+               cast: bool = False, spool_timeout_s: float = 600.0) -> Resumed | None:
+        """Puts model and state back to where this start of the job continues; None: at the base.
+
+        The daemon decides once for all ranks of this attempt: the run's newest checkpoint. What an
+        earlier process left in the spool is sent first, up to spool_timeout_s. The checkpoint
+        becomes a parent of those that are saved from now on. Otherwise as stockpot.resume().
+        """
+        place = self._locate()
+        if not self._uploader.wait_for_spool(spool_timeout_s):
+            logger.warning("run %s: resuming although older checkpoints are still in the spool",
+                           self.run)
+        resumed = resuming.resume(self.address, self.run, model, state=state, key=self._attempt,
+                                  at=at, place=place, cast=cast)
+        self._resumed_from = resumed.artifact if resumed else ""
+        return resumed
+
+    def progress(self) -> Progress:
+        """Of the upload under way, and what waits behind it. Any thread."""
+        return self._uploader.progress()
+
     def report(self, step: int, metrics: Mapping[str, Any], *, task: str = "eval",
                by: str = "trainer") -> bool:
         """Sends evaluation results of a saved step after its upload. False: not accepted."""
-        accepted = _is_first_rank()
+        accepted = self._locate().rank == 0
         try:
             for name, value in metrics.items():
                 job = ReportJob(step, task, name, _number(value), by)
@@ -174,7 +233,8 @@ class CheckpointHook:
         return self._uploader.flush(timeout_s)
 
     def close(self, timeout_s: float = 600.0) -> bool:
-        """Flushes, then stops the threads; what is not uploaded by then is dropped and counted.
+        """Flushes, then stops the threads. What is not uploaded by then goes to the spool, or is
+        dropped and counted where there is none.
 
         Returns what flush() returned. A closed hook ignores further saves.
         """
@@ -183,18 +243,40 @@ class CheckpointHook:
         self._closed = True
         atexit.unregister(self.close)
         finished = self._uploader.flush(timeout_s)
-        self._uploader.stop()
+        self._uploader.stop(STOP_TIMEOUT_S)
         self._copy_threads.stop()
         return finished
 
-    def _stage(self, step: int, model: Model, metrics: Mapping[str, Any]) -> bool:
+    def _locate(self) -> Place:
+        """Where this process is in its job; found once, when it is known."""
+        if self._place is None:
+            place = Place.here()
+            self._attempt = self._attempt or agree_on_attempt(self.run)
+            self._place = place
+            if self._spool_dir is not None:
+                self._open_spool(self._spool_dir, place)
+        return self._place
+
+    def _open_spool(self, folder: Path, place: Place) -> None:
+        try:
+            self._uploader.use_spool(spool.Spool(folder, self.run, place, self._spool_bytes))
+        except (StockpotError, OSError) as error:
+            self._uploader.report_failure("spool", error, "there is no spool")
+            if self._raise_errors:
+                raise
+
+    def _stage(self, step: int, model: Model, metrics: Mapping[str, Any], state: State | None
+               ) -> bool:
         start = time.monotonic()
-        tensors = _tensors_of(model)
-        layout = Layout.plan(tensors, self._cast_to)
+        place = self._locate()
+        pieces = self._pieces_of_model(model, place)
+        if state is not None:
+            pieces += resuming.pieces_of_state(state, model, place, step)
+        layout = Layout.plan(pieces, self._cast_to)
         files = _files_of(model, self._cast_to) | self._files
         self._check_dtype(layout, files)
         numbers = {name: _number(value) for name, value in metrics.items()}
-        pinned = any(tensor.is_cuda for tensor in tensors.values())
+        pinned = any(piece.tensor.is_cuda for piece in pieces)
         buffer = self._pool.acquire(layout.size, pinned, self._wait_s)
         if buffer is None:
             self._uploader.count(skipped=1)
@@ -202,11 +284,15 @@ class CheckpointHook:
             self._uploader.report_failure("skip", full, f"step {step} is skipped")
             return False
         try:
-            buffer.fill(layout, tensors, self._copy_threads)
+            buffer.fill(layout, pieces, self._copy_threads)
         except BaseException:
             self._pool.release(buffer)
             raise
-        if not self._uploader.submit(SaveJob(step, layout, buffer, files, numbers)):
+        contents = spool.Contents(
+            step, layout, {slot.key: buffer.view(slot) for slot in layout.slots},
+            files if place.rank == 0 else {}, numbers, place,
+            self._attempt if place.world > 1 else "", self._resumed_from)
+        if not self._uploader.submit(SaveJob(contents, buffer)):
             return False
         stall_s = time.monotonic() - start
         self._last_step = step
@@ -214,6 +300,14 @@ class CheckpointHook:
                              total_stall_s=stall_s)
         self._uploader.note(last_stall_s=stall_s)
         return True
+
+    def _pieces_of_model(self, model: Model, place: Place) -> list[Piece]:
+        if not isinstance(model, torch.nn.Module):
+            return sharding.pieces_of(model, place)
+        module = unwrap(model)
+        names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        return sharding.pieces_of(module.state_dict(), place, ties=sharding.ties_of_module(module),
+                                  shared=names if self._split else ())
 
     def _raise_pending(self) -> None:
         error = self._uploader.take_error()
@@ -238,28 +332,17 @@ def _number(value: Any) -> float:
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
-def _is_first_rank() -> bool:
+def agree_on_attempt(run: str) -> str:
+    """A name for this start of the job, the same on all its ranks, without any waiting.
+
+    Whoever asks torch.distributed's key-value store first names it.
+    """
+    mine = uuid.uuid4().hex
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
-        return True
-    return distributed.get_rank() == 0
-
-
-def _unwrap(model: Any) -> Any:
-    """The user's module inside DistributedDataParallel and torch.compile."""
-    while True:
-        if isinstance(model, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        else:
-            return model
-
-
-def _tensors_of(model: Model) -> Mapping[str, torch.Tensor]:
-    if isinstance(model, torch.nn.Module):
-        return _unwrap(model).state_dict()
-    return model
+        return mine
+    store = distributed.distributed_c10d._get_default_store()
+    return str(store.compare_set(f"stockpot/attempt/{run}", "", mine).decode())
 
 
 def _files_of(model: Model, cast_to: torch.dtype | None) -> dict[str, bytes]:
@@ -269,7 +352,7 @@ def _files_of(model: Model, cast_to: torch.dtype | None) -> dict[str, bytes]:
         return files
     for attribute, name in (("config", "config.json"),
                             ("generation_config", "generation_config.json")):
-        config = getattr(_unwrap(model), attribute, None)
+        config = getattr(unwrap(model), attribute, None)
         if not hasattr(config, "to_json_string"):
             continue
         values = json.loads(config.to_json_string())

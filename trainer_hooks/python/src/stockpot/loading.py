@@ -1,14 +1,16 @@
-"""load(): any artifact of the store as tensors.
+"""Reading artifacts: load() gives one as tensors, Artifact any part of one.
 
 A variant stores a tensor as the base's (codec "base"), as sign bits with a scale per row
 ("bitdelta": base + alpha * sign) or as itself ("raw"). Signs: row-major, ceil(columns / 8) bytes a
 row, least significant bit first, 1 = +1; alpha: float32, one per row (kernels/bitdelta/signs.h).
+Every chunk is compared with its digest before a byte of it is used.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 from stockpot import chunks, dtypes
 from stockpot.client import Client
 from stockpot.errors import ErrorCode, StockpotError
+from stockpot.sharding import Box
 
 
 def load(client: Client | str, id: str, *, dtype: torch.dtype | None = None
@@ -38,23 +41,63 @@ def load(client: Client | str, id: str, *, dtype: torch.dtype | None = None
     if isinstance(client, str):
         with Client(client) as owned:
             return load(owned, id, dtype=dtype)
-    return _Loader(client, client.lineage.resolve(id)).tensors(dtype)
+    return Artifact(client, id).tensors(dtype)
 
 
-class _Loader:
-    """One artifact and, where a tensor refers to it, its base."""
+class Artifact:
+    """One artifact and, where a tensor refers to it, its base. Reads when asked. One thread."""
 
-    def __init__(self, client: Client, digest: str) -> None:
+    def __init__(self, client: Client, id: str) -> None:
+        """Reads the manifest of what `id` names.
+
+        Raises:
+            StockpotError: NOT_FOUND; CORRUPTION; UNAVAILABLE.
+        """
         self._client = client
-        text = client.fetch_manifest(digest)
-        if chunks.digest_of(text.encode()).hex() != digest:
+        self.digest = client.lineage.resolve(id)  # hex
+        text = client.fetch_manifest(self.digest)
+        if chunks.digest_of(text.encode()).hex() != self.digest:
             raise StockpotError(
-                ErrorCode.CORRUPTION, f"the manifest of {digest[:12]} is not what its digest says")
+                ErrorCode.CORRUPTION,
+                f"the manifest of {self.digest[:12]} is not what its digest says")
         manifest = json.loads(text)
-        self._digest = digest
+        self.kind: str = manifest["kind"]
+        self.run: str = manifest.get("run", "")
+        self.step: int = manifest.get("step", -1)
+        self._files: dict[str, dict[str, Any]] = manifest.get("files", {})
         self._base_digest: str = manifest.get("base", "")
         self._entries: dict[str, dict[str, Any]] = {t["name"]: t for t in manifest["tensors"]}
-        self._base: _Loader | None = None
+        self._base: Artifact | None = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor. KeyError: there is none."""
+        return tuple(self._entries[name]["shape"])
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of the values that tensor() gives. KeyError: there is none."""
+        entry = self._entries[name]
+        if entry.get("codec", "raw") == "bitdelta":
+            return torch.float32
+        return dtypes.dtype_of(entry["dtype"])
+
+    def root(self, name: str) -> str:
+        """The name under which the bytes of a tied tensor are; of any other its own."""
+        return str(self._entries[name].get("alias_of") or name)
+
+    def files(self) -> list[str]:
+        """Names of what travelled beside the tensors."""
+        return list(self._files)
+
+    def file(self, name: str) -> bytes:
+        """The content of one of the files. KeyError: there is none."""
+        part = self._files[name]
+        return bytes(self._chunks(f"file {name}", part, 0, len(part["chunks"])))
 
     def tensors(self, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
         result: dict[str, torch.Tensor] = {}
@@ -68,73 +111,114 @@ class _Loader:
                 result[name] = result[entry["alias_of"]]
         return {name: result[name] for name in self._entries}
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The values of one tensor, an alias followed."""
+    def tensor(self, name: str, box: Box | None = None) -> torch.Tensor:
+        """The values of one tensor, an alias followed, or of a box of it, contiguous.
+
+        Of a raw tensor only the chunks that hold rows of the box are fetched.
+        """
         entry = self._entries.get(name)
         if entry is None:
-            raise self._corrupt(name, "the base has no such tensor")
+            raise self._corrupt(name, "there is no such tensor")
         if entry.get("alias_of"):
-            return self.tensor(entry["alias_of"])
+            return self.tensor(entry["alias_of"], box)
         codec = entry.get("codec", "raw")
         if codec == "raw":
-            return self._raw(name, entry)
+            return self._raw(name, entry, box)
         if codec == "base":
-            tensor = self._base_loader(name).tensor(name)
-            if self._base_loader(name).content(name) != entry["content"]:
+            base = self._base_artifact(name)
+            if name not in base or base.content(name) != entry["content"]:
                 raise self._corrupt(name, "the base's tensor is another one")
-            return tensor
+            return base.tensor(name, box)
         if codec == "bitdelta":
-            return self._bitdelta(name, entry)
+            whole = self._bitdelta(name, entry)
+            return whole if box is None else _cut(whole, box).contiguous()
         raise self._corrupt(name, f"unknown codec {codec!r}")
 
     def content(self, name: str) -> str:
-        """The hex digest of a raw tensor's bytes."""
-        entry = self._entries[name]
-        if entry.get("alias_of"):
-            return self.content(entry["alias_of"])
-        digests = entry["parts"]["data"]["chunks"] if "data" in entry["parts"] else []
+        """A name of a tensor's values: equal ones of one artifact have equal values."""
+        entry = self._entries[self.root(name)]
+        if "content" in entry:
+            return str(entry["content"])
+        parts = entry["parts"]
+        if entry.get("codec", "raw") != "raw":
+            return json.dumps(parts, sort_keys=True)
+        digests = parts["data"]["chunks"] if "data" in parts else []
         return chunks.tree_digest(bytes.fromhex(digest) for digest in digests).hex()
 
-    def _raw(self, name: str, entry: dict[str, Any]) -> torch.Tensor:
-        dtype, shape = dtypes.dtype_of(entry["dtype"]), entry["shape"]
-        data = self._part(name, entry, "data", math.prod(shape) * dtype.itemsize)
-        if not data:
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(shape)
+    def _raw(self, name: str, entry: dict[str, Any], box: Box | None) -> torch.Tensor:
+        dtype, shape = dtypes.dtype_of(entry["dtype"]), tuple(entry["shape"])
+        part = self._part(name, entry, "data", math.prod(shape) * dtype.itemsize)
+        box = box or Box.whole(shape)
+        if any(begin < 0 or size < 0 or begin + size > whole for begin, size, whole
+               in zip(box.offsets, box.sizes, shape, strict=True)):
+            raise StockpotError(ErrorCode.INVALID_ARGUMENT,
+                                f"tensor {name} of {list(shape)} does not hold {box}")
+        if not box.elements:
+            return torch.empty(box.sizes, dtype=dtype)
+        # The rows [begin, end) along the first dimension are one run of bytes.
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        begin, rows = (box.offsets[0], box.sizes[0]) if shape else (0, 1)
+        first = begin * row_bytes // chunks.CHUNK_BYTES
+        data = self._chunks(f"tensor {name}", part, first,
+                            chunks.chunk_count((begin + rows) * row_bytes))
+        offset = begin * row_bytes - first * chunks.CHUNK_BYTES
+        values = torch.frombuffer(data, dtype=torch.uint8, count=rows * row_bytes, offset=offset)
+        if offset % dtype.itemsize:  # cannot be with chunks of 4 MiB and powers of two
+            values = values.clone()
+        if not shape:
+            return values.view(dtype).view(())
+        values = values.view(dtype).view(rows, *shape[1:])
+        within = Box((0, *box.offsets[1:]), box.sizes)
+        return _cut(values, within).contiguous()
 
     def _bitdelta(self, name: str, entry: dict[str, Any]) -> torch.Tensor:
         rows, columns = entry["shape"]
         row_bytes = -(-columns // 8)
-        signs = self._part(name, entry, "signs", rows * row_bytes)
-        alpha = torch.frombuffer(self._part(name, entry, "alpha", 4 * rows), dtype=torch.float32)
+        parts = {role: self._part(name, entry, role, size)
+                 for role, size in (("signs", rows * row_bytes), ("alpha", 4 * rows))}
+        signs, alphas = (self._chunks(f"tensor {name}", part, 0, len(part["chunks"]))
+                         for part in parts.values())
+        alpha = torch.frombuffer(alphas, dtype=torch.float32)
         bits = np.unpackbits(np.frombuffer(signs, np.uint8).reshape(rows, row_bytes), axis=1,
                              count=columns, bitorder="little")
-        base = self._base_loader(name).tensor(name)
+        base = self._base_artifact(name).tensor(name)
         if list(base.shape) != [rows, columns]:
             raise self._corrupt(name, "the base's tensor has another shape")
         sign = torch.from_numpy(bits).float().mul_(2).sub_(1)
         return sign.mul_(alpha[:, None]).add_(base.float())
 
-    def _part(self, name: str, entry: dict[str, Any], role: str, size: int) -> bytearray:
-        part = entry["parts"].get(role, {"bytes": 0, "chunks": []})
+    def _part(self, name: str, entry: dict[str, Any], role: str, size: int) -> dict[str, Any]:
+        part: dict[str, Any] = entry["parts"].get(role, {"bytes": 0, "chunks": []})
         if part["bytes"] != size or len(part["chunks"]) != chunks.chunk_count(size):
             raise self._corrupt(name, f"part {role} has {part['bytes']} bytes instead of {size}")
+        return part
+
+    def _chunks(self, what: str, part: dict[str, Any], first: int, end: int) -> bytearray:
+        """The bytes of the chunks [first, end) of a part."""
         data = bytearray()
-        for digest in part["chunks"]:
+        for index in range(first, end):
+            digest = part["chunks"][index]
             chunk = self._client.fetch_chunk(bytes.fromhex(digest))
-            if chunks.digest_of(chunk).hex() != digest:
-                raise self._corrupt(name, f"chunk {digest[:12]} is damaged")
+            size = min(chunks.CHUNK_BYTES, part["bytes"] - index * chunks.CHUNK_BYTES)
+            if chunks.digest_of(chunk).hex() != digest or len(chunk) != size:
+                raise StockpotError(
+                    ErrorCode.CORRUPTION,
+                    f"{self.digest[:12]}: {what}: chunk {digest[:12]} is damaged")
             data += chunk
-        if len(data) != size:
-            raise self._corrupt(name, f"part {role} has chunks of the wrong size")
         return data
 
-    def _base_loader(self, name: str) -> _Loader:
+    def _base_artifact(self, name: str) -> Artifact:
         if self._base is None:
             if not self._base_digest:
                 raise self._corrupt(name, "it needs a base and the manifest names none")
-            self._base = _Loader(self._client, self._base_digest)
+            self._base = Artifact(self._client, self._base_digest)
         return self._base
 
     def _corrupt(self, name: str, what: str) -> StockpotError:
-        return StockpotError(ErrorCode.CORRUPTION, f"{self._digest[:12]}: tensor {name}: {what}")
+        return StockpotError(ErrorCode.CORRUPTION, f"{self.digest[:12]}: tensor {name}: {what}")
+
+
+def _cut(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    for dim, (begin, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
+        tensor = tensor.narrow(dim, begin, size)
+    return tensor

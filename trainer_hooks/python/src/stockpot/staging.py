@@ -10,15 +10,15 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from stockpot import dtypes
 from stockpot.errors import ErrorCode, StockpotError
+from stockpot.sharding import Piece, Place, pieces_of
 
 ALIGNMENT_BYTES = 64  # of every tensor in a buffer; a multiple of every element size
 PIECE_BYTES = 4 << 20  # copied at once by one thread
@@ -28,14 +28,23 @@ BUFFERS_BY_DEFAULT = 2  # the limit where none is given: one uploading, one bein
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor of a checkpoint lies in its buffer."""
+    """Where one tensor of a checkpoint, or this rank's piece of it, lies in its buffer."""
 
     name: str
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the piece
     offset: int  # bytes
     size: int  # bytes; 0 for an alias
     alias_of: str = ""  # not empty: tied to that tensor, no bytes of its own
+    group: str = ""  # not empty: no weight, but training state of that group
+    global_shape: tuple[int, ...] = ()  # of the whole tensor; both empty: the slot is all of it
+    begin: tuple[int, ...] = ()  # of the piece, in elements of the whole tensor
+
+    @property
+    def key(self) -> str:
+        """Unique within a checkpoint: names are within their group, pieces by where they begin."""
+        place = f"@{self.begin}" if self.begin else ""
+        return f"{self.group}/{self.name}{place}"
 
 
 @dataclass(frozen=True)
@@ -46,47 +55,46 @@ class Layout:
     size: int  # bytes
 
     @classmethod
-    def plan(cls, tensors: Mapping[str, torch.Tensor], cast_to: torch.dtype | None) -> Layout:
-        """Lays out `tensors`; those that share all their memory are stored once.
+    def plan(cls, pieces: Sequence[Piece] | Mapping[str, torch.Tensor],
+             cast_to: torch.dtype | None) -> Layout:
+        """Lays out what a rank sends; tensors that share all their memory are stored once.
 
         Args:
-            tensors: name -> dense tensor on any device.
-            cast_to: the type in which floating-point tensors are stored; None: as they are.
+            pieces: what sharding.pieces_of() gave, or name -> whole tensor.
+            cast_to: the type in which floating-point weights are stored; None: as they are.
 
         Raises:
             StockpotError: INVALID_ARGUMENT for a tensor that has no dense bytes to store.
         """
+        if isinstance(pieces, Mapping):
+            pieces = pieces_of(pieces, Place())
         slots: list[Slot] = []
-        owners: dict[tuple[Any, ...], str] = {}
         end = 0
-        for name, tensor in tensors.items():
-            _check_storable(name, tensor)
-            is_cast = cast_to is not None and tensor.is_floating_point()
-            dtype = cast_to if is_cast and cast_to is not None else tensor.dtype
+        for piece in pieces:
+            _check_storable(piece.name, piece.tensor)
+            is_cast = not piece.group and piece.tensor.is_floating_point()
+            dtype = cast_to if is_cast and cast_to is not None else piece.tensor.dtype
             dtypes.name_of(dtype)
-            shape = tuple(tensor.shape)
-            memory = (tensor.device, tensor.data_ptr(), tensor.dtype, shape, tensor.stride())
-            owner = owners.setdefault(memory, name) if tensor.numel() else name
-            if owner != name:
-                slots.append(Slot(name, dtype, shape, 0, 0, alias_of=owner))
+            sizes, shape = piece.box.sizes, piece.shape
+            if tuple(piece.tensor.shape) != sizes:
+                raise StockpotError(
+                    ErrorCode.INVALID_ARGUMENT,
+                    f"{piece.name}: this rank holds {tuple(piece.tensor.shape)} of {shape}, "
+                    f"its placement says {sizes}")
+            if piece.alias_of:
+                slots.append(Slot(piece.name, dtype, shape, 0, 0, piece.alias_of, piece.group))
                 continue
-            size = tensor.numel() * dtype.itemsize
-            slots.append(Slot(name, dtype, shape, end, size))
+            size = piece.box.elements * dtype.itemsize
+            where = () if sizes == shape else (shape, piece.box.offsets)
+            slots.append(Slot(piece.name, dtype, sizes, end, size, "", piece.group, *where))
             end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return cls(tuple(slots), end)
 
 
-def _check_storable(name: str, tensor: object) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise StockpotError(
-            ErrorCode.INVALID_ARGUMENT, f"{name} is a {type(tensor).__name__}, not a tensor")
+def _check_storable(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise StockpotError(
             ErrorCode.INVALID_ARGUMENT, f"{name} is not a dense tensor with values")
-    if hasattr(tensor, "to_local"):
-        raise StockpotError(
-            ErrorCode.INVALID_ARGUMENT,
-            f"{name} is a DTensor: gather the full state dict before on_step")
 
 
 class CopyThreads:
@@ -140,16 +148,21 @@ class StagingBuffer:
         self.pinned = pinned
         self._bytes = torch.empty(capacity, dtype=torch.uint8, pin_memory=pinned)
 
-    def fill(self, layout: Layout, tensors: Mapping[str, torch.Tensor],
+    def fill(self, layout: Layout, pieces: Sequence[Piece] | Mapping[str, torch.Tensor],
              threads: CopyThreads) -> None:
-        """Copies the values that `tensors` have now. REQUIRES: layout.size <= capacity."""
+        """Copies the values of what was laid out as they are now.
+
+        REQUIRES: layout = Layout.plan(pieces, ...), layout.size <= capacity.
+        """
+        if isinstance(pieces, Mapping):
+            pieces = pieces_of(pieces, Place())
         devices = set()
         plain: list[tuple[int, int, int]] = []
         with torch.no_grad():
-            for slot in layout.slots:
+            for slot, piece in zip(layout.slots, pieces, strict=True):
                 if slot.size == 0:
                     continue
-                source = tensors[slot.name]
+                source = piece.tensor
                 if _is_plain_memory(source) and source.dtype == slot.dtype:
                     plain.append((self._bytes.data_ptr() + slot.offset, source.data_ptr(),
                                   slot.size))

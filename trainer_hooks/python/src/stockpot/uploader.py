@@ -5,7 +5,11 @@ connection. All are daemon threads: they never keep a process alive, and they st
 `atexit` handlers do. Nothing here raises into the training thread.
 
 A save is tried until it is committed, refused for good, or older than the retry time. A retry opens
-a new session; chunks that arrived are not sent again.
+a new session; chunks that arrived are not sent again. With a spool, a save that cannot be sent now
+goes to disk instead, and everything is sent in the order of its steps when the daemon is back.
+
+Where several ranks make one checkpoint, a save is committed when the last rank's part is in. This
+rank's part waits for that only while there is nothing else to send; it is asked after later.
 """
 
 from __future__ import annotations
@@ -24,8 +28,19 @@ from dataclasses import dataclass, field
 from stockpot import chunks, dtypes
 from stockpot.client import Client
 from stockpot.errors import ErrorCode, StockpotError
-from stockpot.rpc.ttypes import Kind, Part, RunConfig, SessionRequest, Shard, Tensor
-from stockpot.staging import Layout, StagingBuffer
+from stockpot.progress import Progress, ProgressMeter
+from stockpot.rpc.ttypes import (
+    GatherState,
+    Kind,
+    Part,
+    RunConfig,
+    SessionRequest,
+    Shard,
+    StepKey,
+    Tensor,
+)
+from stockpot.spool import Contents, Spool
+from stockpot.staging import Slot, StagingBuffer
 
 logger = logging.getLogger("stockpot")
 
@@ -35,6 +50,8 @@ QUEUED_CHUNKS_PER_SENDER = 2
 MAX_QUEUED_REPORTS = 1000
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 15.0
+GATHER_POLL_S = 1.0  # how long one question after the other ranks' parts waits
+MAX_GATHERS = 100  # checkpoints whose other parts are asked after
 
 
 @dataclass
@@ -42,9 +59,10 @@ class HookStats:
     """What a hook did so far. Counters only grow; bytes are logical ones of checkpoints."""
 
     staged: int = 0  # saves that were copied
-    committed: int = 0  # saves that the daemon acknowledged as durable
+    committed: int = 0  # saves that the daemon acknowledged as durable, all ranks' parts
     skipped: int = 0  # saves left out because every staging buffer was busy
-    failed: int = 0  # saves given up: refused, too old, or not stageable
+    failed: int = 0  # saves given up: refused, too old, not stageable, or a rank never came
+    spooled: int = 0  # saves that went to the spool first
     retries: int = 0
     staged_bytes: int = 0
     sent_bytes: int = 0  # payload that travelled; the rest was in the store already
@@ -69,22 +87,27 @@ class Target:
 
 @dataclass
 class SaveJob:
-    """One staged checkpoint. Owns its buffer until it is finished."""
+    """One staged or spooled checkpoint. Owns its buffer until it is finished."""
 
-    step: int
-    layout: Layout
-    buffer: StagingBuffer
-    files: dict[str, bytes]
-    metrics: dict[str, float]
+    contents: Contents
+    buffer: StagingBuffer | None  # None: it comes from the spool
     digests: dict[str, list[bytes]] = field(default_factory=dict)  # by key; kept for retries
+
+    @property
+    def step(self) -> int:
+        return self.contents.step
 
     def runs(self) -> Iterator[tuple[str, memoryview]]:
         """Every run of bytes with its key: tensors that are no aliases, then files."""
-        for slot in self.layout.slots:
+        for slot in self.contents.layout.slots:
             if not slot.alias_of:
-                yield f"tensor/{slot.name}", self.buffer.view(slot)
-        for name, data in self.files.items():
+                yield f"tensor/{slot.key}", self.contents.bytes_of[slot.key]
+        for name, data in self.contents.files.items():
             yield f"file/{name}", memoryview(data)
+
+    def total_bytes(self) -> int:
+        """Of all runs together."""
+        return sum(len(data) for _, data in self.runs())
 
     def named_chunks(self) -> Iterator[tuple[bytes, memoryview]]:
         """Every chunk with its digest, hashed the first time it is asked for."""
@@ -97,15 +120,16 @@ class SaveJob:
 
     def shard(self) -> Shard:
         """What is committed. REQUIRES: named_chunks() ran to its end."""
-        tensors = [
-            Tensor(name=slot.name, dtype=dtypes.name_of(slot.dtype), shape=list(slot.shape),
-                   alias_of=slot.alias_of,
-                   data=Part(bytes=slot.size, chunks=self.digests.get(f"tensor/{slot.name}", [])))
-            for slot in self.layout.slots
-        ]
         files = {name: Part(bytes=len(data), chunks=self.digests[f"file/{name}"])
-                 for name, data in self.files.items()}
-        return Shard(tensors=tensors, files=files, metrics=self.metrics)
+                 for name, data in self.contents.files.items()}
+        return Shard(tensors=[self._tensor(slot) for slot in self.contents.layout.slots],
+                     files=files, metrics=dict(self.contents.metrics))
+
+    def _tensor(self, slot: Slot) -> Tensor:
+        data = Part(bytes=slot.size, chunks=self.digests.get(f"tensor/{slot.key}", []))
+        return Tensor(name=slot.name, dtype=dtypes.name_of(slot.dtype), shape=list(slot.shape),
+                      alias_of=slot.alias_of, data=data, global_shape=list(slot.global_shape),
+                      offsets=list(slot.begin))
 
 
 @dataclass(frozen=True)
@@ -122,37 +146,77 @@ class ReportJob:
 class ChunkSenders:
     """Sends chunks over several connections. Used by one thread; the senders are its own."""
 
-    def __init__(self, address: str, connections: int) -> None:
+    def __init__(self, address: str, connections: int,
+                 sent: Callable[[int], None] = lambda size: None,
+                 known: Callable[[int], None] = lambda size: None) -> None:
+        """`sent` hears of the bytes of every chunk that arrived, from the senders' threads; `known`
+        of those that need not be sent.
+        """
+        self._report_sent = sent
+        self._report_known = known
+        self._clients = [Client(address) for _ in range(connections)]
         self._queue: queue.Queue[tuple[str, bytes, memoryview] | None] = queue.Queue(
             connections * QUEUED_CHUNKS_PER_SENDER)
         self._lock = threading.Lock()
-        self._error: StockpotError | None = None  # guarded by _lock, as is _sent
-        self._sent = 0
+        self._error: StockpotError | None = None  # guarded by _lock
         self._threads = [
-            threading.Thread(target=self._send, args=(Client(address),), daemon=True,
+            threading.Thread(target=self._send, args=(client,), daemon=True,
                              name=f"stockpot-sender-{index}")
-            for index in range(connections)
+            for index, client in enumerate(self._clients)
         ]
         for thread in self._threads:
             thread.start()
 
-    def put(self, session: str, digest: bytes, data: memoryview) -> None:
-        """Queues a chunk; waits while the queue is full. Raises the first error of a sender."""
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-        self._queue.put((session, digest, data))
+    def send_missing(self, client: Client, session: str, job: SaveJob) -> None:
+        """Sends every chunk that the store lacks, each once. Hashing and sending overlap.
 
-    def drain(self) -> tuple[int, StockpotError | None]:
-        """Waits for all chunks; nobody looks at their memory then.
-
-        Returns the bytes sent and the first error since the last call.
+        When it returns or raises, nobody looks at the job's memory any more.
         """
+        try:
+            self._put_all(client, session, job)
+        finally:
+            error = self._drain()
+        if error is not None:
+            raise error
+
+    def _put_all(self, client: Client, session: str, job: SaveJob) -> None:
+        asked: set[bytes] = set()
+        batch: dict[bytes, memoryview] = {}
+        for digest, data in job.named_chunks():
+            if digest in asked:
+                self._report_known(len(data))
+                continue
+            asked.add(digest)
+            batch[digest] = data
+            if len(batch) == CHUNKS_PER_QUERY:
+                self._put_missing(client, session, batch)
+                batch = {}
+        self._put_missing(client, session, batch)
+
+    def _put_missing(self, client: Client, session: str, batch: dict[bytes, memoryview]) -> None:
+        if not batch:
+            return
+        present = client.have_chunks(session, list(batch))
+        for (digest, data), is_present in zip(batch.items(), present, strict=True):
+            if is_present:
+                self._report_known(len(data))
+                continue
+            with self._lock:
+                if self._error is not None:
+                    raise self._error
+            self._queue.put((session, digest, data))  # waits while the queue is full
+
+    def _drain(self) -> StockpotError | None:
+        """Waits for all chunks. Returns the first error since the last call."""
         self._queue.join()
         with self._lock:
-            sent, error = self._sent, self._error
-            self._sent, self._error = 0, None
-        return sent, error
+            error, self._error = self._error, None
+        return error
+
+    def interrupt(self) -> None:
+        """Makes calls that are under way fail now."""
+        for client in self._clients:
+            client.interrupt()
 
     def stop(self) -> None:
         """Ends the threads after what is queued."""
@@ -166,13 +230,12 @@ class ChunkSenders:
                     failed = self._error is not None
                 if not failed:
                     client.put_chunk(*item)
-                    with self._lock:
-                        self._sent += len(item[2])
-            except Exception as error:  # a sender must not die: drain() would wait for ever
+                    self._report_sent(len(item[2]))
+            except Exception as error:  # a sender must not die: _drain() would wait for ever
                 with self._lock:
                     self._error = self._error or as_stockpot_error(error)
             finally:
-                del item  # the chunk's memory goes back before drain() returns
+                del item  # the chunk's memory goes back before _drain() returns
                 self._queue.task_done()
         client.close()
 
@@ -194,12 +257,22 @@ class Uploader:
         self._retry_for_s = retry_for_s
         self._release = release
         self._client = Client(target.address)
-        self._senders = ChunkSenders(target.address, connections)
-        self._run_confirmed = False  # of the uploader's thread alone
+        self._meter = ProgressMeter(target.run)
+        self._senders = ChunkSenders(target.address, connections, self._note_sent,
+                                     self._meter.known)
+        # Of the uploader's thread alone.
+        self._run_confirmed = False
+        self._spool_delay_s = FIRST_RETRY_S
+        self._spool_due = 0.0  # monotonic: when sending what is spooled is tried next
+        self._deferred: deque[ReportJob] = deque()  # of steps that are still in the spool
+        self._gathers: deque[tuple[int, StepKey]] = deque()  # other ranks' parts are awaited
 
         self._changed = threading.Condition()
         self._jobs: deque[SaveJob | ReportJob] = deque()  # guarded by _changed, as all below
+        self._spool: Spool | None = None
+        self._spool_is_new = False  # not looked into yet
         self._busy = False
+        self._gathering = 0
         self._stopping = False
         self._stats = HookStats()
         self._reported: set[str] = set()  # kinds of failure logged since the last success
@@ -207,6 +280,19 @@ class Uploader:
 
         self._thread = threading.Thread(target=self._work, daemon=True, name="stockpot-uploader")
         self._thread.start()
+
+    def use_spool(self, spool: Spool) -> None:
+        """From now on; what waits in it is sent as soon as possible. The uploader closes it."""
+        with self._changed:
+            self._spool = spool
+            self._spool_is_new = True
+            self._changed.notify_all()
+
+    def wait_for_spool(self, timeout_s: float) -> bool:
+        """Waits until the spool is empty. False: it is not within timeout_s."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._spool is None or not self._spool.count(), timeout_s)
 
     def submit(self, job: SaveJob | ReportJob) -> bool:
         """Queues a job. False: it is stopping, or too many reports wait; a buffer is released."""
@@ -216,20 +302,35 @@ class Uploader:
             if accepted:
                 self._jobs.append(job)
                 self._changed.notify_all()
-        if not accepted and isinstance(job, SaveJob):
-            self._release(job.buffer)
+        if not accepted:
+            self._give_back(job)
         return accepted
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until nothing is queued or under way. False: not within timeout_s."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs and not self._busy, timeout_s)
+            return self._changed.wait_for(
+                lambda: not self._jobs and not self._busy and not self._gathering, timeout_s)
 
-    def stop(self) -> None:
-        """Drops what is queued, lets the call under way end, and ends the threads."""
+    def stop(self, timeout_s: float) -> None:
+        """Ends the threads. What is queued goes to the spool, or is dropped and counted.
+
+        Waits up to timeout_s for that.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        self._client.interrupt()
+        self._senders.interrupt()
+        self._thread.join(timeout_s)
+
+    def progress(self) -> Progress:
+        """Of the upload under way, and what waits behind it."""
+        with self._changed:
+            waiting = sum(isinstance(job, SaveJob) for job in self._jobs)
+            spool = self._spool
+        return self._meter.progress(waiting, spool.count() if spool else 0,
+                                    spool.size() if spool else 0)
 
     def count(self, **deltas: float) -> None:
         """Adds to counters of the statistics."""
@@ -271,39 +372,72 @@ class Uploader:
             error, self._unseen_error = self._unseen_error, None
         return error
 
+    # --- the uploader's thread ---
+
     def _work(self) -> None:
-        while (job := self._next()) is not None:
+        while not self._is_stopping():
+            job = self._next()
             try:
-                self._finish(job)
+                if job is not None:
+                    self._finish(job)
             except Exception as error:  # whatever it is, the next job gets its chance
                 if isinstance(job, SaveJob):
                     self.give_up(error, f"step {job.step} is not stored")
                 else:
                     self.report_failure("report", error, "an evaluation result is not stored")
             finally:
-                if isinstance(job, SaveJob):
-                    self._release(job.buffer)
-                with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
+                self._give_back(job)
+            self._look_after_others()
+            with self._changed:
+                self._busy = False
+                self._gathering = len(self._gathers)
+                self._changed.notify_all()
+        self._clear()
         self._senders.stop()
         self._client.close()
+        if self._spool is not None:
+            self._spool.close()
+
+    def _is_stopping(self) -> bool:
+        with self._changed:
+            return self._stopping
+
+    def _give_back(self, job: SaveJob | ReportJob | None) -> None:
+        if isinstance(job, SaveJob) and job.buffer is not None:
+            self._release(job.buffer)
 
     def _next(self) -> SaveJob | ReportJob | None:
+        """The next job, or None when something else is to be looked after, or it is stopping."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._jobs)
-            if not self._stopping:
-                self._busy = True
-                return self._jobs.popleft()
-            dropped = [job for job in self._jobs if isinstance(job, SaveJob)]
-            self._jobs.clear()
-            self._stats.failed += len(dropped)
-            self._changed.notify_all()
-        for job in dropped:
-            closed = StockpotError(ErrorCode.UNAVAILABLE, "the hook was closed before the upload")
-            self.report_failure("lost", closed, f"step {job.step} is not stored")
-            self._release(job.buffer)
+            self._changed.wait_for(lambda: self._stopping or self._jobs or self._spool_is_new,
+                                   self._idle_s())
+            self._spool_is_new = False
+            if self._stopping or not self._jobs:
+                return None
+            self._busy = True
+            return self._jobs.popleft()
+
+    def _idle_s(self) -> float | None:
+        """How long there is nothing to do but wait for jobs. None: for ever."""
+        if self._gathers:
+            return 0.0
+        if self._deferred or (self._spool is not None and self._spool.count()):
+            return max(0.0, self._spool_due - time.monotonic())
         return None
+
+    def _clear(self) -> None:
+        """At the end: what is queued goes to the spool or is dropped."""
+        with self._changed:
+            left = [job for job in self._jobs if isinstance(job, SaveJob)]
+            self._jobs.clear()
+        closed = StockpotError(ErrorCode.UNAVAILABLE, "the hook was closed before the upload")
+        for job in left:
+            if not self._to_spool(job):
+                self.count(failed=1)
+                self.report_failure("lost", closed, f"step {job.step} is not stored")
+            self._give_back(job)
+        with self._changed:
+            self._changed.notify_all()
 
     def _finish(self, job: SaveJob | ReportJob) -> None:
         """Tries until it is done. Raises the last error when it gives up."""
@@ -311,18 +445,26 @@ class Uploader:
         delay_s = FIRST_RETRY_S
         while True:
             try:
+                self._send_spooled()
                 if isinstance(job, SaveJob):
                     self._save(job)
                 else:
                     self._report(job)
                 return
             except StockpotError as error:
-                if not error.retryable or time.monotonic() + delay_s > deadline:
+                if not error.retryable:
+                    raise
+                if self._put_off(job):
+                    self.report_failure("upload", error, "kept in the spool, trying again")
+                    return
+                if time.monotonic() + delay_s > deadline:
                     raise
                 self.report_failure("upload", error, "trying again")
             self.count(retries=1)
             # Jitter, so that many ranks do not come back at the same moment.
             if self._wait_for_stop(delay_s * random.uniform(0.5, 1.0)):
+                if self._put_off(job):
+                    return
                 raise StockpotError(ErrorCode.UNAVAILABLE, "the hook was closed before the upload")
             delay_s = min(2 * delay_s, LAST_RETRY_S)
 
@@ -330,69 +472,186 @@ class Uploader:
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping, timeout_s)
 
+    # --- the spool ---
+
+    def _put_off(self, job: SaveJob | ReportJob) -> bool:
+        """Instead of waiting with the job in memory. False: it cannot be put off."""
+        if self._spool is None:
+            return False
+        if isinstance(job, SaveJob):
+            return self._to_spool(job)
+        if len(self._deferred) == MAX_QUEUED_REPORTS:
+            return False
+        self._deferred.append(job)
+        return True
+
+    def _to_spool(self, job: SaveJob) -> bool:
+        if self._spool is None:
+            return False
+        target = self._target
+        header = {"run": target.run, "base": target.base, "config": vars(target.config),
+                  "tags": target.tags}
+        try:
+            self._spool.add(job.contents, header)
+        except (StockpotError, OSError) as error:
+            self.report_failure("spool", error, f"step {job.step} is not in the spool")
+            return False
+        self.count(spooled=1)
+        return True
+
+    def _send_spooled(self) -> None:
+        """Sends what is in the spool, the oldest first.
+
+        Raises a retryable StockpotError if something is left in it.
+        """
+        spool = self._spool
+        if spool is None or not spool.count():
+            return
+        if time.monotonic() < self._spool_due:
+            raise StockpotError(ErrorCode.UNAVAILABLE, "older checkpoints wait in the spool")
+        while spool.count() and not self._is_stopping():
+            try:
+                entry = spool.first()
+            except StockpotError as error:  # a damaged one, set aside
+                self.give_up(error, "it is not sent")
+                continue
+            if entry is None:
+                break
+            try:
+                self._save(SaveJob(entry.contents, None))
+            except StockpotError as error:
+                if error.retryable:
+                    entry.close()
+                    self._put_off_spool()
+                    raise
+                self.give_up(error, f"step {entry.contents.step} is not stored")
+            spool.remove(entry)
+        self._spool_delay_s = FIRST_RETRY_S
+
+    def _put_off_spool(self) -> None:
+        self._spool_due = time.monotonic() + self._spool_delay_s * random.uniform(0.5, 1.0)
+        self._spool_delay_s = min(2 * self._spool_delay_s, LAST_RETRY_S)
+
+    def _look_after_others(self) -> None:
+        """What is left to do between jobs: spooled saves, put-off reports, other ranks' parts."""
+        try:
+            if time.monotonic() >= self._spool_due:
+                self._send_spooled()
+                self._send_deferred()
+            self._ask_after_gathers()
+        except Exception as error:
+            self.report_failure("upload", error, "trying again")
+            self._wait_for_stop(FIRST_RETRY_S)
+
+    def _send_deferred(self) -> None:
+        while self._deferred and not self._is_stopping():
+            job = self._deferred.popleft()
+            try:
+                self._report(job)
+            except StockpotError as error:
+                if error.retryable:
+                    self._deferred.appendleft(job)
+                    self._put_off_spool()
+                    raise
+                self.report_failure("report", error, "an evaluation result is not stored")
+
+    # --- one save ---
+
     def _save(self, job: SaveJob) -> None:
         if not self._run_confirmed:
             target = self._target
             self._client.create_run(target.run, target.base, target.config, target.tags)
             self._run_confirmed = True
+        self._meter.begin(job.step, job.total_bytes())
         try:
-            session = self._client.open_session(
-                SessionRequest(kind=Kind.CHECKPOINT, run=self._target.run, step=job.step))
-            self._send_missing(session, job)
-            reply = self._client.commit_shard(session, job.shard())
-            artifact = reply.artifact.hex()
+            artifact = self._upload(job)
         except StockpotError as error:
             if error.code == ErrorCode.NOT_FOUND:  # the daemon came back without our session
                 self._run_confirmed = False
                 raise StockpotError(ErrorCode.UNAVAILABLE, error.message) from error
-            if error.code != ErrorCode.ALREADY_EXISTS:
+            if error.code != ErrorCode.ALREADY_EXISTS or job.contents.place.world > 1:
                 raise
             # Our own commit whose acknowledgement was lost, or somebody else's checkpoint.
             artifact = self._find_same(job) or ""
             if not artifact:
                 raise
-        self._succeeded(job, artifact)
+        finally:
+            self._meter.end()
+        if artifact is not None:
+            self._succeeded(job.step, artifact)
 
-    def _succeeded(self, job: SaveJob, artifact: str) -> None:
+    def _upload(self, job: SaveJob) -> str | None:
+        """The artifact in hex; None: this rank's part is there, others are awaited elsewhere."""
+        contents = job.contents
+        resumed_from = bytes.fromhex(contents.resumed_from) or None
+        session = self._client.open_session(SessionRequest(
+            kind=Kind.CHECKPOINT, run=self._target.run, step=job.step, rank=contents.place.rank,
+            world=contents.place.world, attempt=contents.attempt, resumed_from=resumed_from))
+        self._senders.send_missing(self._client, session, job)
+        reply = self._client.commit_shard(session, job.shard())
+        if reply.complete:
+            return str(reply.artifact.hex())
+        key = StepKey(self._target.run, job.step, contents.place.world, contents.attempt)
+        return self._await_ranks(job.step, key)
+
+    def _await_ranks(self, step: int, key: StepKey) -> str | None:
+        """Waits for the other ranks as long as there is nothing else to send."""
+        while True:
+            state = self._client.step_state(key, int(GATHER_POLL_S * 1000))
+            if state.state == GatherState.COMPLETE:
+                return str(state.artifact.hex())
+            if state.state == GatherState.FAILED:
+                raise StockpotError(ErrorCode.UNAVAILABLE, state.why, False)
+            with self._changed:
+                if self._jobs or self._stopping:
+                    break
+        self._gathers.append((step, key))
+        if len(self._gathers) > MAX_GATHERS:
+            self._gathers.popleft()
+        return None
+
+    def _ask_after_gathers(self) -> None:
+        """Once for each; waits a little for the first if there is nothing else to do."""
+        timeout_ms = int(GATHER_POLL_S * 1000)
+        for _ in range(len(self._gathers)):
+            with self._changed:
+                if self._stopping:
+                    return
+                timeout_ms = 0 if self._jobs else timeout_ms
+            step, key = self._gathers.popleft()
+            try:
+                state = self._client.step_state(key, timeout_ms)
+            except StockpotError as error:
+                if error.retryable:
+                    self._gathers.append((step, key))
+                    self.report_failure("upload", error, "trying again")
+                    self._wait_for_stop(FIRST_RETRY_S)
+                else:
+                    self.give_up(error, f"step {step} is not stored")
+                continue
+            if state.state == GatherState.COMPLETE:
+                self._succeeded(step, state.artifact.hex())
+            elif state.state == GatherState.FAILED:
+                failed = StockpotError(ErrorCode.UNAVAILABLE, state.why, False)
+                self.give_up(failed, f"step {step} is not stored")
+            else:
+                self._gathers.append((step, key))
+            timeout_ms = 0
+
+    def _note_sent(self, size: int) -> None:
+        self._meter.sent(size)
+        self.count(sent_bytes=size)
+
+    def _succeeded(self, step: int, artifact: str) -> None:
         self.count(committed=1)
-        self.note(last_committed_step=job.step, last_artifact=artifact)
         with self._changed:
+            self._stats.last_committed_step = max(step, self._stats.last_committed_step)
+            self._stats.last_artifact = artifact
             was_failing = bool(self._reported)
             self._reported.clear()
-        logger.info("run %s: step %d is stored as %s", self._target.run, job.step, artifact[:12])
+        logger.info("run %s: step %d is stored as %s", self._target.run, step, artifact[:12])
         if was_failing:
             logger.warning("run %s: uploads work again", self._target.run)
-
-    def _send_missing(self, session: str, job: SaveJob) -> None:
-        """Sends every chunk that the store lacks, each once. Hashing and sending overlap."""
-        try:
-            self._put_all(session, job)
-        finally:
-            sent, error = self._senders.drain()  # the buffer is nobody's from here on
-            self.count(sent_bytes=sent)
-        if error is not None:
-            raise error
-
-    def _put_all(self, session: str, job: SaveJob) -> None:
-        asked: set[bytes] = set()
-        batch: dict[bytes, memoryview] = {}
-        for digest, data in job.named_chunks():
-            if digest in asked:
-                continue
-            asked.add(digest)
-            batch[digest] = data
-            if len(batch) == CHUNKS_PER_QUERY:
-                self._put_missing(session, batch)
-                batch = {}
-        self._put_missing(session, batch)
-
-    def _put_missing(self, session: str, batch: dict[bytes, memoryview]) -> None:
-        if not batch:
-            return
-        present = self._client.have_chunks(session, list(batch))
-        for (digest, data), is_present in zip(batch.items(), present, strict=True):
-            if not is_present:
-                self._senders.put(session, digest, data)
 
     def _find_same(self, job: SaveJob) -> str | None:
         """The digest of RUN@STEP if it holds exactly this job's tensors and files."""
