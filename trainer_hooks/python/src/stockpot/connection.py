@@ -9,11 +9,13 @@ own that hands large payloads to the socket without copying them.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
@@ -34,7 +36,72 @@ MAX_STRING_BYTES = 256 << 20  # the longest thing the daemon sends: a manifest
 MAX_CONTAINER_ITEMS = 4_000_000
 CONNECT_TIMEOUT_S = 5.0
 
+TOKEN_BYTES = (16, 4096)
+TOKEN_FILE_VARIABLE = "STOCKPOT_TOKEN_FILE"
+TLS_VARIABLES = ("STOCKPOT_TLS_CA", "STOCKPOT_TLS_CERT", "STOCKPOT_TLS_KEY")  # as the CLI has them
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Security:
+    """What a connection shows, and whom it trusts. TLS is spoken on TCP addresses only."""
+
+    token: str = field(default="", repr=False)  # sent once a connection
+    ca_file: str = ""  # PEM: the server's certificate must be of one of these; empty: no TLS
+    cert_file: str = ""  # PEM chain to show, where the server asks for one
+    key_file: str = ""  # with it
+
+    @classmethod
+    def from_files(cls, token_file: str | os.PathLike[str] = "", ca_file: str = "",
+                   cert_file: str = "", key_file: str = "") -> Security:
+        """Reads the token: the first line of a file.
+
+        Raises:
+            StockpotError: INVALID_ARGUMENT if the file cannot be read or holds no token.
+        """
+        return cls(_read_token(token_file) if token_file else "", ca_file, cert_file, key_file)
+
+    @classmethod
+    def from_environment(cls) -> Security:
+        """What TOKEN_FILE_VARIABLE and TLS_VARIABLES name; what is not set is empty."""
+        return cls.from_files(os.environ.get(TOKEN_FILE_VARIABLE, ""),
+                              *(os.environ.get(name, "") for name in TLS_VARIABLES))
+
+    def check(self, address: Address) -> None:
+        """INVALID_ARGUMENT if the token would travel readable to another machine."""
+        if self.token and not self.ca_file and not address.is_local():
+            raise StockpotError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"a token goes to {address} over TLS only: give ca_file")
+
+    def context(self) -> ssl.SSLContext | None:
+        """For client sockets; None: no TLS. INVALID_ARGUMENT names a file that cannot be used."""
+        if not self.ca_file:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file or None)
+        except (OSError, ssl.SSLError) as error:
+            raise StockpotError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"TLS with {self.ca_file} {self.cert_file}: {error}") from error
+        return context
+
+
+def _read_token(path: str | os.PathLike[str]) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            token = file.readline(TOKEN_BYTES[1] + 2).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StockpotError(ErrorCode.INVALID_ARGUMENT, f"token file {path}: {error}") from error
+    if not TOKEN_BYTES[0] <= len(token.encode()) <= TOKEN_BYTES[1]:
+        raise StockpotError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"token file {path}: a token has {TOKEN_BYTES[0]} to {TOKEN_BYTES[1]} bytes")
+    return token
 
 
 @dataclass(frozen=True)
@@ -68,6 +135,11 @@ class Address:
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def is_local(self) -> bool:
+        """Whether bytes to it stay on this machine."""
+        return bool(self.path) or self.host in ("localhost", "::1") or (
+            self.host.startswith("127.") and self.host.replace(".", "").isdigit())
 
     def connect(self, timeout_s: float) -> socket.socket:
         """A connected blocking socket with TCP_NODELAY. OSError if nobody answers in time."""
@@ -110,12 +182,25 @@ class SocketTransport(TTransportBase):
     def interrupt(self) -> None:
         """Ends a receive or send that another thread waits in."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not SSLSocket's own, which takes the session away under the other thread.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def is_stale(self) -> bool:
         """Between two calls: whether the peer hung up. It has nothing to say then, so readable is
-        the end.
+        the end; TLS may have something of its own to say.
         """
+        if isinstance(self._socket, ssl.SSLSocket):
+            timeout = self._socket.gettimeout()
+            self._socket.settimeout(0)
+            try:
+                self._socket.recv(1)
+            except ssl.SSLWantReadError:
+                return False
+            except OSError:
+                return True
+            finally:
+                self._socket.settimeout(timeout)
+            return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
@@ -185,8 +270,13 @@ class Connection:
     A failed call closes it; the next call connects again. Calls from several threads take turns.
     """
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, security: Security | None = None) -> None:
+        """`security`: None: from the environment."""
         self.address = Address.parse(address)
+        security = security or Security.from_environment()
+        security.check(self.address)
+        self._token = security.token
+        self._tls = None if self.address.path else security.context()
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
         self._interrupted = False
@@ -242,6 +332,8 @@ class Connection:
         self._check_interrupted()
         connection = self.address.connect(CONNECT_TIMEOUT_S)
         connection.settimeout(self.timeout_s)
+        if self._tls is not None:
+            connection = self._tls.wrap_socket(connection, server_hostname=self.address.host)
         transport = SocketTransport(connection)
         protocol = TBinaryProtocol(
             transport, strictRead=True, strictWrite=True,
@@ -254,7 +346,7 @@ class Connection:
         self._transport, self._clients = transport, clients
         try:
             self._check_interrupted()
-            clients["checkpoint"].hello(PROTOCOL_VERSION, "")
+            clients["checkpoint"].hello(PROTOCOL_VERSION, self._token)
         except BaseException:
             self._drop()
             raise

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 
 from stockpot import dtypes, resuming, sharding, spool
-from stockpot.connection import Address
+from stockpot.client import Client
+from stockpot.connection import Address, Security
 from stockpot.errors import ErrorCode, StockpotError
 from stockpot.progress import Progress
 from stockpot.resuming import Resumed, State, unwrap
@@ -79,6 +80,7 @@ class CheckpointHook:
         spool_bytes: int = spool.BYTES_BY_DEFAULT,
         replicas: Literal["split", "first"] = "split",
         attempt: str = "",
+        security: Security | None = None,
     ) -> None:
         """Starts the upload threads. Does not connect: the daemon may come later.
 
@@ -106,6 +108,7 @@ class CheckpointHook:
             replicas: who sends plain parameters in a job of several ranks (see above).
             attempt: one start of the job, the same on all its ranks and never used again. Empty:
                 agreed on through torch.distributed's store.
+            security: token and TLS. None: STOCKPOT_TOKEN_FILE, STOCKPOT_TLS_CA, ..._CERT, ..._KEY.
 
         Raises:
             StockpotError: INVALID_ARGUMENT if an argument cannot work.
@@ -118,7 +121,8 @@ class CheckpointHook:
         if replicas not in ("split", "first") or "/" in run:
             raise StockpotError(ErrorCode.INVALID_ARGUMENT,
                                 "replicas is split or first, run is a plain name")
-        Address.parse(address)
+        self._security = security or Security.from_environment()
+        self._security.check(Address.parse(address))
         self.address = address
         self.run = run
         self.every = every
@@ -138,7 +142,8 @@ class CheckpointHook:
         self._pool = StagingPool(staging_bytes)
         self._copy_threads = CopyThreads(min(MAX_COPY_THREADS, os.cpu_count() or 1))
         self._uploader = Uploader(
-            Target(address, run, base, config or RunConfig(), dict(tags or {})),
+            Target(address, run, base, config or RunConfig(), dict(tags or {}),
+                   self._security),
             connections, retry_for_s, self._pool.release)
         atexit.register(self.close, ATEXIT_TIMEOUT_S)  # a process that ends keeps what it staged
         is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -206,8 +211,9 @@ class CheckpointHook:
         if not self._uploader.wait_for_spool(spool_timeout_s):
             logger.warning("run %s: resuming although older checkpoints are still in the spool",
                            self.run)
-        resumed = resuming.resume(self.address, self.run, model, state=state, key=self._attempt,
-                                  at=at, place=place, cast=cast)
+        with Client(self.address, security=self._security) as client:
+            resumed = resuming.resume(client, self.run, model, state=state, key=self._attempt,
+                                      at=at, place=place, cast=cast)
         self._resumed_from = resumed.artifact if resumed else ""
         return resumed
 

@@ -109,10 +109,11 @@ def pieces_of(tensors: Mapping[str, torch.Tensor], place: Place, *, group: str =
                       if name in shared and name not in ties and not is_sharded(tensors[name])},
                      place.world)
     pieces = []
-    for index, (name, tensor) in enumerate(tensors.items()):
+    order = {name: index for index, name in enumerate(tensors)}
+    for name, tensor in tensors.items():
         root = ties.get(name, "")
         if is_sharded(tensor):
-            sends = _is_sending_replica(tensor, index)
+            sends = _is_sending_replica(tensor, order.get(root, order[name]))
         else:
             sends = owners.get(root or name, 0) == place.rank
         if not sends:

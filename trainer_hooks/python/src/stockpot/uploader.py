@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from stockpot import chunks, dtypes
 from stockpot.client import Client
+from stockpot.connection import Security
 from stockpot.errors import ErrorCode, StockpotError
 from stockpot.progress import Progress, ProgressMeter
 from stockpot.rpc.ttypes import (
@@ -83,6 +84,7 @@ class Target:
     base: str
     config: RunConfig
     tags: dict[str, str]
+    security: Security | None = None
 
 
 @dataclass
@@ -128,8 +130,8 @@ class SaveJob:
     def _tensor(self, slot: Slot) -> Tensor:
         data = Part(bytes=slot.size, chunks=self.digests.get(f"tensor/{slot.key}", []))
         return Tensor(name=slot.name, dtype=dtypes.name_of(slot.dtype), shape=list(slot.shape),
-                      alias_of=slot.alias_of, data=data, global_shape=list(slot.global_shape),
-                      offsets=list(slot.begin))
+                      alias_of=slot.alias_of, data=data, group=slot.group,
+                      global_shape=list(slot.global_shape), offsets=list(slot.begin))
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class ReportJob:
 class ChunkSenders:
     """Sends chunks over several connections. Used by one thread; the senders are its own."""
 
-    def __init__(self, address: str, connections: int,
+    def __init__(self, address: str, connections: int, security: Security | None = None,
                  sent: Callable[[int], None] = lambda size: None,
                  known: Callable[[int], None] = lambda size: None) -> None:
         """`sent` hears of the bytes of every chunk that arrived, from the senders' threads; `known`
@@ -154,7 +156,7 @@ class ChunkSenders:
         """
         self._report_sent = sent
         self._report_known = known
-        self._clients = [Client(address) for _ in range(connections)]
+        self._clients = [Client(address, security=security) for _ in range(connections)]
         self._queue: queue.Queue[tuple[str, bytes, memoryview] | None] = queue.Queue(
             connections * QUEUED_CHUNKS_PER_SENDER)
         self._lock = threading.Lock()
@@ -256,10 +258,10 @@ class Uploader:
         self._target = target
         self._retry_for_s = retry_for_s
         self._release = release
-        self._client = Client(target.address)
+        self._client = Client(target.address, security=target.security)
         self._meter = ProgressMeter(target.run)
-        self._senders = ChunkSenders(target.address, connections, self._note_sent,
-                                     self._meter.known)
+        self._senders = ChunkSenders(target.address, connections, target.security,
+                                     self._note_sent, self._meter.known)
         # Of the uploader's thread alone.
         self._run_confirmed = False
         self._spool_delay_s = FIRST_RETRY_S
