@@ -40,11 +40,13 @@ Status CheckSameArchitecture(const ModelConfig& base, const ModelConfig& variant
 
 class VariantLoader {
  public:
-  VariantLoader(VariantModel::Tensors& tensors, const CheckpointStore& store)
-      : tensors_(tensors), base_(tensors.base->tensors()), store_(store) {}
+  VariantLoader(VariantModel::Tensors& tensors, const CheckpointStore& store, Manifest manifest)
+      : tensors_(tensors),
+        base_(tensors.base->tensors()),
+        store_(store),
+        manifest_(std::move(manifest)) {}
 
   Status Load() {
-    STOCKPOT_ASSIGN_OR_RETURN(manifest_, store_.GetManifest(tensors_.digest));
     STOCKPOT_RETURN_IF_ERROR(CheckKind());
     STOCKPOT_ASSIGN_OR_RETURN(base_manifest_, store_.GetManifest(base_.digest));
     STOCKPOT_RETURN_IF_ERROR(ReadConfig());
@@ -241,7 +243,7 @@ class VariantLoader {
   VariantModel::Tensors& tensors_;
   const BaseModel::Tensors& base_;
   const CheckpointStore& store_;
-  Manifest manifest_;
+  const Manifest manifest_;
   Manifest base_manifest_;
 };
 
@@ -252,11 +254,22 @@ VariantModel::~VariantModel() = default;
 
 Result<std::shared_ptr<const VariantModel>> VariantModel::Load(
     std::shared_ptr<const BaseModel> base, const CheckpointStore& store, const Digest& variant) {
+  Result<Manifest> manifest = store.GetManifest(variant);
+  if (!manifest.ok()) {
+    return manifest.status().WithContext("while loading variant " + variant.ShortHex());
+  }
+  return Load(std::move(base), store, *std::move(manifest));
+}
+
+Result<std::shared_ptr<const VariantModel>> VariantModel::Load(
+    std::shared_ptr<const BaseModel> base, const CheckpointStore& store, Manifest manifest) {
   std::shared_ptr<VariantModel> model(new VariantModel);
-  model->tensors_->digest = variant;
+  model->tensors_->digest = manifest.digest();
   model->tensors_->base = std::move(base);
-  const Status status = VariantLoader(*model->tensors_, store).Load();
-  if (!status.ok()) return status.WithContext("while loading variant " + variant.ShortHex());
+  const Status status = VariantLoader(*model->tensors_, store, std::move(manifest)).Load();
+  if (!status.ok()) {
+    return status.WithContext("while loading variant " + model->tensors_->digest.ShortHex());
+  }
   return std::shared_ptr<const VariantModel>(std::move(model));
 }
 

@@ -70,6 +70,10 @@ class VariantModel {
   static Result<std::shared_ptr<const VariantModel>> Load(std::shared_ptr<const BaseModel> base,
                                                           const CheckpointStore& store,
                                                           const Digest& variant);
+  // One that is not committed; its chunks are put and guarded.
+  static Result<std::shared_ptr<const VariantModel>> Load(std::shared_ptr<const BaseModel> base,
+                                                          const CheckpointStore& store,
+                                                          Manifest manifest);
   ~VariantModel();
 
   const Digest& digest() const;
