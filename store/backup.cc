@@ -115,6 +115,7 @@ class StoreCopy {
     int64_t done = 0;
     for (const Digest& chunk : chunks_) {
       if (progress) progress(done++, report_.total_chunks);
+      if (from_.IsShutDown()) return Unavailable("the store is shutting down");
       if (to_.ClaimChunk(chunk)) continue;
       STOCKPOT_RETURN_IF_ERROR(At("backup.chunk"));
       const Result<std::vector<std::byte>> data = source_.ReadChunk(chunk);

@@ -91,6 +91,7 @@ Result<ScrubReport> CheckpointStore::Impl::ScrubAll(
   std::set<Digest> indexed;
   std::vector<std::byte> buffer(static_cast<size_t>(kChunkBytes));
   for (const IndexedChunk& chunk : chunks) {
+    if (IsShutDown()) return Unavailable("the store is shutting down");
     indexed.insert(chunk.digest);
     if (chunk.location.pack != pack) {
       pack = chunk.location.pack;

@@ -1,5 +1,7 @@
 #include "thrift/address.h"
 
+#include <arpa/inet.h>
+
 #include <charconv>
 
 namespace stockpot {
@@ -18,6 +20,14 @@ std::string RpcAddress::ToString() const {
   if (is_unix()) return "unix:" + unix_path;
   const bool ipv6 = host.find(':') != std::string::npos;
   return (ipv6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+bool IsLocal(const RpcAddress& address) {
+  if (address.is_unix() || address.host == "localhost") return true;
+  in_addr v4{};
+  if (::inet_pton(AF_INET, address.host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  in6_addr v6{};
+  return ::inet_pton(AF_INET6, address.host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
 Result<RpcAddress> ParseRpcAddress(std::string_view text) {

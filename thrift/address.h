@@ -20,6 +20,10 @@ struct RpcAddress {
   std::string ToString() const;  // the form that ParseRpcAddress reads
 };
 
+// Bytes to it do not leave the machine: a unix socket, "localhost", 127.0.0.0/8 or ::1. Any other
+// host name may be somewhere else.
+bool IsLocal(const RpcAddress& address);
+
 // InvalidArgument quotes the text and says what is accepted.
 Result<RpcAddress> ParseRpcAddress(std::string_view text);
 

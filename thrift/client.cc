@@ -5,6 +5,7 @@
 #include <thrift/TApplicationException.h>
 #include <thrift/protocol/TMultiplexedProtocol.h>
 #include <thrift/protocol/TProtocolException.h>
+#include <thrift/transport/TSSLSocket.h>
 
 #include <algorithm>
 #include <deque>
@@ -28,6 +29,7 @@ using apache::thrift::protocol::TProtocolException;
 using apache::thrift::transport::TSocket;
 using apache::thrift::transport::TTransportException;
 
+constexpr int kHelloTimeoutMs = 10'000;      // a daemon that takes a connection and says nothing
 constexpr int kDayMs = 24 * 60 * 60 * 1000;  // for calls that read the whole store
 
 std::vector<std::string> RawDigests(std::span<const Digest> digests) {
@@ -35,6 +37,14 @@ std::vector<std::string> RawDigests(std::span<const Digest> digests) {
   raw.reserve(digests.size());
   for (const Digest& digest : digests) raw.emplace_back(digest.raw());
   return raw;
+}
+
+std::shared_ptr<TSocket> MakeSocket(const RpcAddress& address, const TlsFactory& tls) {
+  if (address.is_unix()) return std::make_shared<TSocket>(address.unix_path, WireConfiguration());
+  if (tls == nullptr) {
+    return std::make_shared<TSocket>(address.host, address.port, WireConfiguration());
+  }
+  return tls->createSocket(address.host, address.port);
 }
 
 // An idle connection on which bytes or an end wait cannot be used: nothing was asked.
@@ -52,12 +62,11 @@ struct Client::Connection {
   std::unique_ptr<rpc::CheckpointServiceClient> checkpoint;
   std::unique_ptr<rpc::LineageServiceClient> lineage;
   std::unique_ptr<rpc::ControlServiceClient> control;
+  bool has_served = false;  // a call after hello
 
-  Connection(const RpcAddress& address, const ClientOptions& options) {
+  Connection(const RpcAddress& address, const ClientOptions& options, const TlsFactory& tls) {
     SilenceThriftOutput();
-    socket = address.is_unix()
-                 ? std::make_shared<TSocket>(address.unix_path, WireConfiguration())
-                 : std::make_shared<TSocket>(address.host, address.port, WireConfiguration());
+    socket = MakeSocket(address, tls);
     socket->setConnTimeout(options.connect_timeout_ms);
     socket->setSendTimeout(options.send_timeout_ms);
     socket->setRecvTimeout(options.receive_timeout_ms);
@@ -71,6 +80,14 @@ struct Client::Connection {
     lineage = std::make_unique<rpc::LineageServiceClient>(service("lineage"));
     control = std::make_unique<rpc::ControlServiceClient>(service("control"));
     transport->open();
+  }
+
+  // The greeting that opens every connection. Throws what Guarded turns into a Status.
+  void Greet(const ClientOptions& options) {
+    socket->setRecvTimeout(std::min(options.receive_timeout_ms, kHelloTimeoutMs));
+    rpc::HelloReply reply;
+    checkpoint->hello(reply, rpc::g_stockpot_constants.PROTOCOL_VERSION, options.token);
+    socket->setRecvTimeout(options.receive_timeout_ms);
   }
 
   // What the generated send_put_chunk does, without copying the data into a string first.
@@ -91,8 +108,8 @@ struct Client::Connection {
   }
 };
 
-Client::Client(RpcAddress address, const ClientOptions& options)
-    : address_(std::move(address)), options_(options) {}
+Client::Client(RpcAddress address, const ClientOptions& options, TlsFactory tls)
+    : address_(std::move(address)), options_(options), tls_(std::move(tls)) {}
 
 Client::~Client() { Disconnect(); }
 
@@ -102,7 +119,9 @@ Result<std::unique_ptr<Client>> Client::Create(std::string_view address,
       options.chunks_in_flight >= 1 && options.chunks_in_flight <= rpc_limits::kMaxChunksInFlight,
       options.chunks_in_flight);
   STOCKPOT_ASSIGN_OR_RETURN(RpcAddress parsed, ParseRpcAddress(address));
-  return std::unique_ptr<Client>(new Client(std::move(parsed), options));
+  STOCKPOT_RETURN_IF_ERROR(CheckTokenPath(parsed, !options.token.empty(), options.tls.enabled()));
+  STOCKPOT_ASSIGN_OR_RETURN(TlsFactory tls, MakeTlsFactory(options.tls));
+  return std::unique_ptr<Client>(new Client(std::move(parsed), options, std::move(tls)));
 }
 
 Result<std::unique_ptr<Client>> Client::Connect(std::string_view address,
@@ -123,6 +142,7 @@ void Client::Shutdown() {
 void Client::Disconnect() {
   const std::lock_guard lock(mutex_);
   if (!connection_) return;
+  const SigpipeBlock no_signal;  // TLS says goodbye
   try {
     connection_->transport->close();
   } catch (const std::exception&) {
@@ -139,20 +159,24 @@ Status Client::Ensure() {
   }
   if (connection_) return OkStatus();
   try {
-    auto connection = std::make_unique<Connection>(address_, options_);
+    auto connection = std::make_unique<Connection>(address_, options_, tls_);
     const std::lock_guard lock(mutex_);
     if (shut_down_) return Unavailable("the client is shut down");
     connection_ = std::move(connection);
-    return OkStatus();
   } catch (const std::exception& error) {
     return Unavailable("no daemon answers at " + address_.ToString() + " (" + error.what() + ")");
   }
+  bool hung_up = false;
+  const Status greeted = Attempt(
+      "hello", 0, [&] { connection_->Greet(options_); }, hung_up);
+  if (!greeted.ok()) Disconnect();
+  return greeted;
 }
 
 // The one place where Thrift's exceptions end. `receive_timeout_ms` 0: the client's own.
-Status Client::Guarded(std::string_view call, int receive_timeout_ms,
-                       const std::function<void()>& body) {
-  STOCKPOT_RETURN_IF_ERROR(Ensure());
+Status Client::Attempt(std::string_view call, int receive_timeout_ms,
+                       const std::function<void()>& body, bool& hung_up) {
+  const SigpipeBlock no_signal;
   const auto lost = [&](StatusCode code, const std::string& why) {
     Disconnect();
     return Status(code, std::string(call) + " at " + address_.ToString() + ": " + why);
@@ -170,6 +194,7 @@ Status Client::Guarded(std::string_view call, int receive_timeout_ms,
       return lost(StatusCode::kCorruption, error.what());
     }
     const bool timed_out = error.getType() == TTransportException::TIMED_OUT;
+    hung_up = !timed_out;
     return lost(
         StatusCode::kUnavailable,
         timed_out ? "no answer in time" : "connection lost (" + std::string(error.what()) + ")");
@@ -183,6 +208,20 @@ Status Client::Guarded(std::string_view call, int receive_timeout_ms,
   }
 }
 
+Status Client::Guarded(std::string_view call, int receive_timeout_ms,
+                       const std::function<void()>& body) {
+  STOCKPOT_RETURN_IF_ERROR(Ensure());
+  const bool was_idle = connection_->has_served;
+  bool hung_up = false;
+  Status status = Attempt(call, receive_timeout_ms, body, hung_up);
+  if (hung_up && was_idle) {
+    STOCKPOT_RETURN_IF_ERROR(Ensure());
+    status = Attempt(call, receive_timeout_ms, body, hung_up);
+  }
+  if (connection_) connection_->has_served = true;
+  return status;
+}
+
 template <typename T, typename Body>
 Result<T> Client::Call(std::string_view call, Body body) {
   T reply{};
@@ -191,10 +230,11 @@ Result<T> Client::Call(std::string_view call, Body body) {
 }
 
 Result<rpc::HelloReply> Client::Hello() {
-  STOCKPOT_ASSIGN_OR_RETURN(rpc::HelloReply reply,
-                            Call<rpc::HelloReply>("hello", [](Connection& c, rpc::HelloReply& out) {
-                              c.checkpoint->hello(out, rpc::g_stockpot_constants.PROTOCOL_VERSION, "");
-                            }));
+  STOCKPOT_ASSIGN_OR_RETURN(
+      rpc::HelloReply reply,
+      Call<rpc::HelloReply>("hello", [&](Connection& c, rpc::HelloReply& out) {
+        c.checkpoint->hello(out, rpc::g_stockpot_constants.PROTOCOL_VERSION, options_.token);
+      }));
   if (reply.chunk_bytes != kChunkBytes) {
     return InvalidArgument("the daemon at " + address_.ToString() + " cuts chunks of " +
                            std::to_string(reply.chunk_bytes) + " bytes, this client of " +
@@ -289,8 +329,9 @@ Result<Manifest> Client::FetchManifest(const std::string& id) {
 Status Client::FetchChunks(std::span<const Digest> digests,
                            const std::function<Status(size_t, std::string&&)>& sink) {
   Status refused;
+  size_t done = 0;  // given to the sink: a second try goes on from here
   const Status fetched = Guarded("fetch_chunk", 0, [&] {
-    size_t asked = 0;
+    size_t asked = done;
     const auto receive = [&](size_t index) {
       std::string data;
       try {
@@ -305,7 +346,7 @@ Status Client::FetchChunks(std::span<const Digest> digests,
       }
       refused = sink(index, std::move(data));
     };
-    for (size_t done = 0; done < digests.size(); ++done) {
+    for (; done < digests.size(); ++done) {
       while (refused.ok() && asked < digests.size() &&
              asked - done < static_cast<size_t>(options_.chunks_in_flight)) {
         connection_->checkpoint->send_fetch_chunk(std::string(digests[asked++].raw()));

@@ -8,10 +8,11 @@
 // connection that cannot be made, breaks or times out is Unavailable; an answer that is no answer
 // of this protocol is Corruption. No exception leaves this class.
 //
-// Connections: made by the first call that needs one. One that the daemon closed while it was idle
-// is noticed before the next call and made anew. A call that fails on the way is never repeated by
-// the client, since it may have been executed; the next call connects again. Every call of this
-// interface may be repeated by the caller: all of them are idempotent.
+// Connections: made by the first call that needs one; each says hello first, with the token. One
+// that the daemon closed while it was idle is noticed before the next call and made anew. A daemon
+// may hang up just while the next call is on its way: a call that meets the end of a connection
+// that had served others is repeated once on a fresh one. Every call of this interface may be
+// repeated, by the caller too: all of them are idempotent.
 //
 // Thread promise: one thread at a time per Client, but for Shutdown; make several for several
 // threads.
@@ -34,6 +35,7 @@
 #include "store/digest.h"
 #include "store/manifest.h"
 #include "thrift/address.h"
+#include "thrift/security.h"
 
 namespace stockpot {
 
@@ -43,6 +45,8 @@ struct ClientOptions {
   int receive_timeout_ms =
       120'000;               // it does not answer; Watch and Scrub wait longer by themselves
   int chunks_in_flight = 4;  // put_chunk and fetch_chunk calls that await their answer
+  ClientTls tls;             // of TCP addresses; none by default
+  std::string token;         // what the daemon's --token-file holds; empty: none
 };
 
 // A chunk to send: the bytes are borrowed for the call.
@@ -53,8 +57,10 @@ struct ChunkView {
 
 class Client {
  public:
-  // Connects and says hello. InvalidArgument: no address. Unavailable: nobody answers there.
-  // Refuses a daemon of another protocol version (InvalidArgument).
+  // Connects and says hello. InvalidArgument: no address, unusable TLS files, a token that would
+  // travel readable, or a wrong one. Unavailable: nobody answers there, or one of the two ends does
+  // not trust the other's certificate. Refuses a daemon of another protocol version
+  // (InvalidArgument).
   static Result<std::unique_ptr<Client>> Connect(std::string_view address,
                                                  const ClientOptions& options = {});
   // Without connecting: the first call does. For those who outlive a daemon's restart.
@@ -142,15 +148,19 @@ class Client {
 
  private:
   struct Connection;
-  Client(RpcAddress address, const ClientOptions& options);
+  Client(RpcAddress address, const ClientOptions& options, TlsFactory tls);
 
   Status Ensure();
+  // One try. `hung_up`: it met the end of the connection, without an answer.
+  Status Attempt(std::string_view call, int receive_timeout_ms, const std::function<void()>& body,
+                 bool& hung_up);
   Status Guarded(std::string_view call, int receive_timeout_ms, const std::function<void()>& body);
   template <typename T, typename Body>
   Result<T> Call(std::string_view call, Body body);
 
   const RpcAddress address_;
   const ClientOptions options_;
+  const TlsFactory tls_;                    // null: plain
   std::mutex mutex_;                        // held where connection_ changes, and by Shutdown
   bool shut_down_ = false;                  // guarded
   std::unique_ptr<Connection> connection_;  // null: not connected

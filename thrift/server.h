@@ -8,9 +8,11 @@
 //   store->Shutdown();   // wakes those who wait for events
 //   server->Stop();
 //
-// One thread per connection (rpc_limits.h: how many). Input is untrusted: what is no call of ours
-// closes its connection and nothing else; every length is bounded before it is believed. Who may
-// connect is the address's business: loopback, or a unix socket of mode 0600.
+// One thread per connection (thrift/limits.h: how many). Input is untrusted: what is no call of
+// ours closes its connection and nothing else; every length is bounded before it is believed,
+// memory follows what has arrived, and what has begun must go on. Who may connect: whom the address
+// lets (loopback, or a unix socket of mode 0600), whose certificate `tls` accepts, who knows
+// `token` (thrift/security.h).
 #pragma once
 
 #include <functional>
@@ -25,6 +27,7 @@
 #include "store/pipeline.h"
 #include "thrift/address.h"
 #include "thrift/limits.h"
+#include "thrift/security.h"
 
 namespace stockpot {
 
@@ -49,11 +52,14 @@ struct RpcServerOptions {
   int message_timeout_ms = rpc_limits::kMessageTimeoutMs;
   int idle_timeout_ms = rpc_limits::kIdleTimeoutMs;
   int32_t max_message_bytes = rpc_limits::kMaxMessageBytes;  // of one call
+  ServerTls tls;                                             // of TCP addresses; none by default
+  std::string token;  // of all addresses; empty: none is asked for
 };
 
 class RpcServer {
  public:
-  // Listens when it returns. InvalidArgument: an address. Unavailable: it is taken by somebody who
+  // Listens when it returns. InvalidArgument: an address, a TLS file, or a token without TLS on an
+  // address of other machines. Unavailable: it is taken by somebody who
   // answers; the socket file of a dead daemon is replaced. Nothing listens after a failure.
   static Result<std::unique_ptr<RpcServer>> Start(RpcServerParts parts, RpcServerOptions options);
   ~RpcServer();  // Stop()
@@ -63,8 +69,9 @@ class RpcServer {
   // With the real ports, in the order of the options.
   const std::vector<RpcAddress>& addresses() const { return addresses_; }
 
-  // Takes no more calls, cuts every connection, waits for the calls that are being executed (a
-  // scrub is the only long one), removes the socket files. Idempotent; one thread at a time.
+  // Takes no more calls, cuts every connection, waits for the calls that are being executed (long
+  // ones end at CheckpointStore::Shutdown), removes the socket files. Idempotent; one thread at a
+  // time.
   void Stop();
 
  private:

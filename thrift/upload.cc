@@ -46,6 +46,7 @@ class Upload {
   void Work(Client& client, const std::string& session);
   Status SendBatch(Client& client, const std::string& session, std::span<const ChunkRef> batch,
                    std::vector<std::byte>& buffer);
+  std::span<const std::byte> Borrow(const ChunkRef& chunk) const;
   Status Load(const ChunkRef& chunk, std::span<std::byte> out) const;
   std::span<const ChunkRef> NextBatch();
   void Advance(int64_t done_bytes, int64_t sent_bytes);
@@ -118,6 +119,13 @@ void Upload::Advance(int64_t done_bytes, int64_t sent_bytes) {
   if (options_.progress) options_.progress(progress_);
 }
 
+// Staged tensors are hashed and sent from where they are.
+std::span<const std::byte> Upload::Borrow(const ChunkRef& chunk) const {
+  const Item& item = items_[chunk.item];
+  if (item.tensor == nullptr || !options_.borrow) return {};
+  return options_.borrow(item.name, chunk.offset, chunk.bytes);
+}
+
 Status Upload::Load(const ChunkRef& chunk, std::span<std::byte> out) const {
   const Item& item = items_[chunk.item];
   if (item.tensor == nullptr) {
@@ -133,10 +141,15 @@ Status Upload::SendBatch(Client& client, const std::string& session,
   std::vector<Digest> digests;
   int64_t used = 0;
   for (const ChunkRef& chunk : batch) {
-    const std::span<std::byte> bytes = std::span(buffer).subspan(used, chunk.bytes);
+    std::span<const std::byte> bytes = Borrow(chunk);
+    if (bytes.empty()) {
+      buffer.resize(kBatchBytes);
+      const std::span<std::byte> copy = std::span(buffer).subspan(used, chunk.bytes);
+      STOCKPOT_RETURN_IF_ERROR(Load(chunk, copy));
+      bytes = copy;
+    }
     used += chunk.bytes;
-    STOCKPOT_RETURN_IF_ERROR(Load(chunk, bytes));
-    const Digest digest = Sha256(std::span<const std::byte>(bytes));
+    const Digest digest = Sha256(bytes);
     items_[chunk.item].chunks[chunk.index] = digest;  // each element has one writer
     views.push_back({digest, bytes});
     digests.push_back(digest);
@@ -155,7 +168,7 @@ Status Upload::SendBatch(Client& client, const std::string& session,
 }
 
 void Upload::Work(Client& client, const std::string& session) {
-  std::vector<std::byte> buffer(kBatchBytes);
+  std::vector<std::byte> buffer;
   while (!Stopped()) {
     const std::span<const ChunkRef> batch = NextBatch();
     if (batch.empty()) return;

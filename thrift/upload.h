@@ -22,6 +22,11 @@ struct UploadProgress {
 
 struct UploadOptions {
   std::function<void(const UploadProgress&)> progress;  // null: none; one call at a time
+  // Bytes [offset, offset + bytes) of a tensor of `source` where they are in memory and stay until
+  // the upload returns: they are hashed and sent without a copy. Null, or an empty answer: Read()
+  // copies.
+  std::function<std::span<const std::byte>(const std::string& name, int64_t offset, int64_t bytes)>
+      borrow;
   const std::atomic<bool>* cancel = nullptr;  // becomes true: the upload ends, Unavailable
 };
 

@@ -1,15 +1,40 @@
 #include "thrift/wire.h"
 
 #include <thrift/TOutput.h>
+#include <thrift/transport/TSSLSocket.h>
 
+#include <algorithm>
 #include <mutex>
 
 namespace stockpot {
 
 using apache::thrift::TConfiguration;
+using apache::thrift::protocol::TProtocolException;
+using apache::thrift::protocol::TType;
 using apache::thrift::transport::TSocket;
 using apache::thrift::transport::TTransport;
 using apache::thrift::transport::TTransportException;
+
+namespace {
+
+using BinaryProtocol = apache::thrift::protocol::TBinaryProtocolT<TTransport>;
+using SteadyClock = std::chrono::steady_clock;
+
+int64_t ElementBytes(TType type) {
+  switch (type) {
+    case apache::thrift::protocol::T_STRUCT:
+      return rpc_limits::kStructElementBytes;
+    case apache::thrift::protocol::T_STRING:
+    case apache::thrift::protocol::T_MAP:
+    case apache::thrift::protocol::T_SET:
+    case apache::thrift::protocol::T_LIST:
+      return rpc_limits::kStringElementBytes;
+    default:
+      return rpc_limits::kOtherElementBytes;
+  }
+}
+
+}  // namespace
 
 std::shared_ptr<TConfiguration> WireConfiguration(int32_t max_message_bytes) {
   return std::make_shared<TConfiguration>(max_message_bytes, max_message_bytes,
@@ -18,11 +43,14 @@ std::shared_ptr<TConfiguration> WireConfiguration(int32_t max_message_bytes) {
 
 void SilenceThriftOutput() {
   static std::once_flag once;
-  std::call_once(once, [] { apache::thrift::GlobalOutput.setOutputFunction([](const char*) {}); });
+  std::call_once(once, [] {
+    apache::thrift::GlobalOutput.setOutputFunction([](const char*) {});
+    apache::thrift::transport::TSSLSocketFactory::setManualOpenSSLInitialization(true);
+  });
 }
 
 WireTransport::WireTransport(std::shared_ptr<TSocket> socket, const WireOptions& options)
-    : TBufferedTransport(socket, rpc_limits::kBufferBytes,
+    : TBufferedTransport(socket, options.read_buffer_bytes, options.write_buffer_bytes,
                          WireConfiguration(options.max_message_bytes)),
       socket_(std::move(socket)),
       options_(options) {
@@ -32,9 +60,16 @@ WireTransport::WireTransport(std::shared_ptr<TSocket> socket, const WireOptions&
 void WireTransport::Received(uint32_t bytes) {
   if (idle_) socket_->setRecvTimeout(options_.message_timeout_ms);
   idle_ = false;
+  if (message_bytes_ == 0) message_start_ = SteadyClock::now();
   message_bytes_ += bytes;
   if (message_bytes_ > int64_t{options_.max_message_bytes} + rpc_limits::kBufferBytes) {
     throw TTransportException(TTransportException::CORRUPTED_DATA, "message over the size limit");
+  }
+  if (options_.message_timeout_ms == 0) return;
+  const auto lasts =
+      std::chrono::duration_cast<std::chrono::milliseconds>(SteadyClock::now() - message_start_);
+  if (lasts.count() > options_.message_timeout_ms + message_bytes_ / rpc_limits::kMinBytesPerMs) {
+    throw TTransportException(TTransportException::TIMED_OUT, "message arrives too slowly");
   }
 }
 
@@ -61,11 +96,84 @@ uint32_t WireTransport::readEnd() {
   return 0;
 }
 
+bool CallMemory::Take(int64_t bytes) {
+  if (left_.fetch_sub(bytes) >= bytes) return true;
+  left_ += bytes;
+  return false;
+}
+
+WireProtocol::WireProtocol(std::shared_ptr<TTransport> transport, int32_t max_string_bytes,
+                           CallMemory* memory)
+    : TVirtualProtocol(std::move(transport)),
+      piece_bytes_(rpc_limits::kStringPieceBytes),
+      memory_(memory) {
+  setStringSizeLimit(max_string_bytes);
+  setContainerSizeLimit(rpc_limits::kMaxContainerElements);
+  setStrict(/*strict_read=*/true, /*strict_write=*/true);
+}
+
+void WireProtocol::Take(int64_t bytes) {
+  if (memory_ == nullptr) return;
+  call_bytes_ += bytes;
+  const int64_t missing = call_bytes_ - rpc_limits::kFreeCallBytes - taken_;
+  if (missing <= 0) return;
+  if (!memory_->Take(missing)) {
+    throw TProtocolException(TProtocolException::SIZE_LIMIT, "calls in progress hold too much");
+  }
+  taken_ += missing;
+}
+
+void WireProtocol::EndCall() {
+  if (taken_ > 0) memory_->GiveBack(taken_);
+  call_bytes_ = 0;
+  taken_ = 0;
+}
+
+uint32_t WireProtocol::readListBegin(TType& element, uint32_t& size) {
+  const uint32_t read = BinaryProtocol::readListBegin(element, size);
+  Take(size * ElementBytes(element));
+  return read;
+}
+
+uint32_t WireProtocol::readSetBegin(TType& element, uint32_t& size) {
+  const uint32_t read = BinaryProtocol::readSetBegin(element, size);
+  Take(size * ElementBytes(element));
+  return read;
+}
+
+uint32_t WireProtocol::readMapBegin(TType& key, TType& value, uint32_t& size) {
+  const uint32_t read = BinaryProtocol::readMapBegin(key, value, size);
+  Take(size * (ElementBytes(key) + ElementBytes(value)));
+  return read;
+}
+
+// In pieces, so that memory follows what has arrived: half of a chunk that never comes costs
+// nothing.
+uint32_t WireProtocol::readString(std::string& text) {
+  int32_t size = 0;
+  const uint32_t read = readI32(size);
+  if (size < piece_bytes_) {
+    Take(std::max(size, 0));
+    return read + readStringBody(text, size);
+  }
+  if (string_limit_ > 0 && size > string_limit_) {
+    throw TProtocolException(TProtocolException::SIZE_LIMIT);
+  }
+  text.clear();
+  text.reserve(static_cast<size_t>(size));  // address space: pages come with the bytes
+  for (int32_t have = 0; have < size;) {
+    const int32_t piece = std::min(piece_bytes_, size - have);
+    Take(piece);
+    text.resize(static_cast<size_t>(have + piece));
+    trans_->readAll(reinterpret_cast<uint8_t*>(text.data()) + have, static_cast<uint32_t>(piece));
+    have += piece;
+  }
+  return read + static_cast<uint32_t>(size);
+}
+
 std::shared_ptr<WireProtocol> MakeWireProtocol(std::shared_ptr<TTransport> transport,
-                                               int32_t max_string_bytes) {
-  return std::make_shared<WireProtocol>(std::move(transport), max_string_bytes,
-                                        rpc_limits::kMaxContainerElements, /*strict_read=*/true,
-                                        /*strict_write=*/true);
+                                               int32_t max_string_bytes, CallMemory* memory) {
+  return std::make_shared<WireProtocol>(std::move(transport), max_string_bytes, memory);
 }
 
 }  // namespace stockpot

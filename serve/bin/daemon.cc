@@ -96,6 +96,7 @@ struct Daemon::Parts {
   Status StartHttp();
   void StartHost();
   Status StartRpc();
+  void WarnAboutOpenDoors() const;
   Status WriteAddresses() const;
   void Describe(rpc::DaemonStatus& status) const;
 };
@@ -151,6 +152,13 @@ Status Daemon::Parts::StartRpc() {
   rpc_options.addresses = {options.thrift};
   if (!options.unix_socket.empty()) rpc_options.addresses.push_back("unix:" + options.unix_socket);
   rpc_options.max_connections = options.thrift_clients;
+  rpc_options.tls = {.cert_file = options.tls_cert,
+                     .key_file = options.tls_key,
+                     .client_ca_file = options.tls_client_ca};
+  if (!options.token_file.empty()) {
+    STOCKPOT_ASSIGN_OR_RETURN(rpc_options.token, ReadTokenFile(options.token_file));
+  }
+  WarnAboutOpenDoors();
   STOCKPOT_ASSIGN_OR_RETURN(rpc,
                             RpcServer::Start({.store = *store,
                                               .ingest = *ingest,
@@ -158,6 +166,18 @@ Status Daemon::Parts::StartRpc() {
                                               .control = std::move(control)},
                                              std::move(rpc_options)));
   return OkStatus();
+}
+
+void Daemon::Parts::WarnAboutOpenDoors() const {
+  const Result<RpcAddress> address = ParseRpcAddress(options.thrift);
+  if (!address.ok() || IsLocal(*address)) return;
+  if (options.tls_cert.empty()) {
+    spdlog::warn("Thrift on {} without TLS: checkpoints travel readable, use --tls-cert and --tls-key",
+                 options.thrift);
+  }
+  if (options.token_file.empty() && options.tls_client_ca.empty()) {
+    spdlog::warn("Thrift on {} lets anybody in: use --token-file or --tls-client-ca", options.thrift);
+  }
 }
 
 Status Daemon::Parts::WriteAddresses() const {

@@ -20,6 +20,9 @@ struct DaemonOptions {
   std::string http = "127.0.0.1:8080";       // port 0: any free one
   std::string thrift = "127.0.0.1:7070";
   std::string unix_socket;                   // path; empty: none
+  std::string tls_cert, tls_key;             // PEM, of the Thrift address; empty: no TLS
+  std::string tls_client_ca;                 // PEM; not empty: clients show a certificate of these
+  std::string token_file;                    // what Thrift clients must know; empty: nothing
   int threads = 0;                           // of the engine; 0: the machine's cores
   int64_t kv_mib = 1024;                     // keys and values of running sequences
   int64_t variants_mib = 2048;               // resident variants

@@ -15,6 +15,8 @@ namespace stockpot::cli {
 
 struct Globals {
   std::string server{kDefaultRpcAddress};
+  ClientTls tls;           // of a TCP address
+  std::string token_file;  // empty: no token
   bool json = false;   // the answer for programs (json.h)
   bool quiet = false;  // no progress
 };

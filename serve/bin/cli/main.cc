@@ -15,13 +15,30 @@
 namespace stockpot::cli {
 
 Result<std::unique_ptr<Client>> ConnectTo(const Globals& globals) {
-  Result<std::unique_ptr<Client>> client = Client::Connect(globals.server);
+  ClientOptions options;
+  options.tls = globals.tls;
+  if (!globals.token_file.empty()) {
+    STOCKPOT_ASSIGN_OR_RETURN(options.token, ReadTokenFile(globals.token_file));
+  }
+  Result<std::unique_ptr<Client>> client = Client::Connect(globals.server, options);
   if (client.ok() || client.status().code() != StatusCode::kUnavailable) return client;
   return Unavailable(client.status().message() +
                      ": start one with `stockpot serve --data DIR`, or name another with --server");
 }
 
 namespace {
+
+// Who the daemon is and who we are, also from the environment, so that scripts need not say it.
+void AddSecurityOptions(CLI::App& app, Globals& globals) {
+  app.add_option("--tls-ca", globals.tls.ca_file, "PEM of the authority to trust: speak TLS")
+      ->envname("STOCKPOT_TLS_CA");
+  app.add_option("--tls-cert", globals.tls.cert_file, "PEM certificate to show to the daemon")
+      ->envname("STOCKPOT_TLS_CERT");
+  app.add_option("--tls-key", globals.tls.key_file, "PEM key of --tls-cert")
+      ->envname("STOCKPOT_TLS_KEY");
+  app.add_option("--token-file", globals.token_file, "File with the daemon's token")
+      ->envname("STOCKPOT_TOKEN_FILE");
+}
 
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
@@ -55,6 +72,7 @@ int Main(int argc, char** argv) {
   app.add_option("--server", registry.globals.server, "HOST:PORT or unix:/path of the daemon")
       ->envname("STOCKPOT_SERVER")
       ->capture_default_str();
+  AddSecurityOptions(app, registry.globals);
   app.add_flag("--json", registry.globals.json, "Answer for programs");
   app.add_flag("--quiet,-q", registry.globals.quiet, "No progress");
   app.add_subcommand("serve", "Run the daemon (stockpotd) with the arguments that follow");

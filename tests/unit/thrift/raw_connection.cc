@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "stockpot_rpc/CheckpointService.h"
+#include "stockpot_rpc/stockpot_constants.h"
 #include "thrift/limits.h"
 #include "thrift/wire.h"
 
@@ -79,6 +80,15 @@ std::string ValidCallBytes() {
   shard.files["config.json"].bytes = 2;
   shard.metrics["loss"] = 1.5;
   client.send_commit_shard("0123456789abcdef", shard);
+  return memory->getBufferAsString();
+}
+
+std::string HelloBytes(const std::string& token) {
+  using apache::thrift::protocol::TMultiplexedProtocol;
+  const auto memory = std::make_shared<apache::thrift::transport::TMemoryBuffer>();
+  rpc::CheckpointServiceClient client(std::make_shared<TMultiplexedProtocol>(
+      MakeWireProtocol(memory, rpc_limits::kClientMaxStringBytes), "checkpoint"));
+  client.send_hello(rpc::g_stockpot_constants.PROTOCOL_VERSION, token);
   return memory->getBufferAsString();
 }
 

@@ -31,6 +31,9 @@ class RawConnection {
 // The call commit_shard of a session that does not exist, as it travels: something to spoil.
 std::string ValidCallBytes();
 
+// The call hello with that token, as it travels.
+std::string HelloBytes(const std::string& token);
+
 int64_t ResidentBytes();  // of this process
 
 }  // namespace stockpot

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <thread>
 
+#include "tests/unit/thrift/fickle_proxy.h"
 #include "tests/unit/thrift/raw_connection.h"
 #include "tests/unit/thrift/rpc_world.h"
 #include "thrift/limits.h"
@@ -190,19 +191,80 @@ TEST(RpcWire, ConnectionsOverTheLimitWaitForATimeoutOnly) {
   EXPECT_GE(MillisecondsSince(start), 900);  // four at a time, half a second each
 }
 
+// Announced, never sent: what a few bytes make the server allocate stays within its account,
+// however many connections do it, and is given back when they end.
+TEST(RpcWire, AnnouncedLengthsCostNothingUntilTheyArrive) {
+  RpcWorld world({.message_timeout_ms = 20'000});
+  const RpcAddress address = world.server().addresses()[0];
+  const auto client = world.NewClient();
+  const std::string structs = CallHeader("checkpoint:commit_shard") + "\x0c" +
+                              std::string("\0\x02", 2) + "\x0f" + std::string("\0\x01", 2) +
+                              "\x0c" + Int32(rpc_limits::kMaxContainerElements);
+  const std::string chunk = CallHeader("checkpoint:put_chunk") + "\x0b" + std::string("\0\x03", 2) +
+                            Int32(rpc_limits::kServerMaxStringBytes) + std::string(1000, 'c');
+  const int64_t before = ResidentBytes();
+  {
+    std::vector<RawConnection> hostile;
+    for (int i = 0; i < 100; ++i) {
+      hostile.emplace_back(address);
+      hostile.back().Send(i % 2 == 0 ? structs : chunk);
+      if (i % 10 == 0) ASSERT_OK(client->Hello());
+    }
+    // A list of structs takes 128 MiB of the account: at most two of the fifty have theirs.
+    int64_t grown = 0;
+    for (int i = 0; i < 200; ++i) {
+      ASSERT_OK(client->Hello());
+      grown = std::max(grown, ResidentBytes() - before);
+    }
+    EXPECT_LT(grown, rpc_limits::kAllCallsBytes + (int64_t{100} << 20));
+    std::printf("resident memory grew by %.1f MB over 100 half-sent calls\n", grown / 1e6);
+    std::mt19937_64 random(TestSeed());
+    UploadBase(*client, "tiny", TinyLlama(random));
+  }
+  // What a call took is given back after it: thirty that take 13 MB each would be too many together.
+  const std::vector<Digest> many(200'000);
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_EQ(client->HaveChunks("nobody", many).status().code(), StatusCode::kInvalidArgument);
+  }
+}
+
+// One byte a moment starts the receive time-out anew each time; the message as a whole has one too.
+TEST(RpcWire, AMessageThatDripsIsCut) {
+  RpcWorld world({.message_timeout_ms = 400});
+  RawConnection connection(world.server().addresses()[0]);
+  const std::string call = ValidCallBytes();
+  const auto start = SteadyClock::now();
+  bool ended = false;
+  for (size_t i = 0; i < call.size() && !ended; ++i) {
+    connection.Send(call.substr(i, 1));
+    ended = connection.WaitForEnd(100);
+  }
+  EXPECT_TRUE(ended);
+  EXPECT_LT(MillisecondsSince(start), 10'000);
+}
+
 TEST(RpcWire, IdleConnectionIsMadeAnewBeforeTheNextCall) {
   RpcWorld world({.idle_timeout_ms = 50});
   const auto client = world.NewClient();
   for (int i = 0; i < 3; ++i) {
-    // Long enough for the server to hang up, as another connection of that age sees. Each has a
-    // thread of its own there: the client's may be late on a busy machine, and a call sent while it
-    // hangs up fails as the header says.
+    // The server hangs up on connections of that age about now: before the next call, or while it
+    // is on its way. Either way it is answered.
     RawConnection other(world.server().addresses()[0]);
     other.Send(CallHeader("checkpoint:nothing") + std::string(1, '\0'));
     EXPECT_TRUE(other.WaitForEnd(10'000));
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
     ASSERT_OK(client->Hello());
   }
+}
+
+// A peer that answers hello on every connection, one call on the first, and then hangs up instead
+// of answering: the call after it is sent once more, on a connection of its own.
+TEST(RpcWire, ACallThatMeetsTheHangUpIsRepeatedOnce) {
+  RpcWorld world;
+  FickleProxy proxy(world.server().addresses()[0], /*answers_first=*/2);
+  const auto client = Client::Connect(proxy.address());
+  ASSERT_OK(client);             // two hellos: of the connection and Connect's own
+  EXPECT_OK((*client)->Runs());  // meets the hang-up
+  EXPECT_EQ(proxy.connections(), 2);
 }
 
 TEST(RpcWire, ClientOutlivesARestartOfTheDaemon) {
@@ -240,6 +302,18 @@ TEST(RpcWire, StopIsQuickWhateverConnectionsDo) {
   world.server().Stop();
   EXPECT_LT(MillisecondsSince(start), 3'000);
   watching.join();
+}
+
+// The order of the daemon's: the store first, so that calls that read all of it end.
+TEST(RpcWire, StopDoesNotWaitForAScrub) {
+  RpcWorld world;
+  std::mt19937_64 random(TestSeed());
+  const auto client = world.NewClient();
+  UploadBase(*client, "tiny", TinyLlama(random));
+  ASSERT_OK(client->Scrub());
+  world.store().Shutdown();
+  const auto status = client->Scrub().status();
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status.ToString();
 }
 
 TEST(RpcWire, ShutdownEndsAWaitingCall) {
