@@ -167,7 +167,7 @@ Status Run(const Options& options) {
     const double held_out = trainer.HeldOutLoss();
     STOCKPOT_ASSIGN_OR_RETURN(const TorchTensors tensors, CollectTensors(trainer.model()));
     const bool staged =
-        hook->OnStep(step, tensors.views, {{"loss", loss}, {"eval_loss", held_out}});
+        hook->OnStep(step, tensors.views, {{"loss", loss}, {"eval_loss", held_out}}).staged;
     std::printf("%s  step %4ld  loss %.3f  held-out %.3f  %s in %.2f ms\n", options.run.c_str(),
                 static_cast<long>(step), loss, held_out, staged ? "staged" : "skipped",
                 hook->Stats().last_stall_ms);

@@ -10,16 +10,22 @@
 //
 // What a training loop can rely on:
 //   - OnStep never throws and returns within one copy of the bytes (plus options.wait_ms, if
-//   staging is
-//     full and the loop chose to wait). Stored values are those at the call.
-//   - A daemon that is away, slow or refuses never stops the loop: what is staged is tried again
-//   until
-//     it arrives; what does not fit is skipped and counted. Stats() tells; on_error is called once
-//     for each kind of trouble until things work again.
-//   - Destruction takes at most options.close_ms, plus a connection attempt's time-out.
+//     staging is full and the loop chose to wait), whatever the daemon does: nothing of the network
+//     happens in it. Stored values are those at the call.
+//   - A daemon that is away, slow or refuses never stops the loop. With options.spool_directory
+//   what
+//     cannot be sent goes to the local disk (trainer_hooks/SPOOL.md) and is sent in order later, by
+//     this process or by the next one of the run. Without it, it stays in memory and is tried again
+//     until it arrives. What fits neither is skipped and counted.
+//   - A failure in the background shows in the next OnStep's outcome and in Stats(); on_error is
+//     called once for each kind of trouble until things work again.
+//   - Destruction takes at most options.close_ms, plus a connection attempt's time-out, plus
+//   writing
+//     what is staged into the spool.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -31,6 +37,7 @@
 #include "kernels/base/status.h"
 #include "store/records.h"
 #include "thrift/address.h"
+#include "thrift/security.h"
 
 namespace stockpot {
 
@@ -41,6 +48,9 @@ struct TensorView {
   std::vector<int64_t> shape;
   const void* data = nullptr;  // unused for an alias
   std::string alias_of;        // not empty: tied to the tensor of that name
+  // Instead of `data`, for bytes that the CPU cannot read: copies all of them to `out`. Called by
+  // OnStep, in its thread.
+  std::function<Status(std::span<std::byte> out)> read = nullptr;
 };
 
 // What OnStep does when the staging memory is full.
@@ -49,10 +59,15 @@ enum class WhenStagingIsFull {
   kWait,  // waits up to wait_ms for an upload to finish, then skips
 };
 
+// Memory of that many bytes, for copies; null: there is none. Called by OnStep.
+using StagingAllocator = std::function<std::shared_ptr<void>(int64_t bytes)>;
+
 struct CheckpointHookOptions {
   std::string address{kDefaultRpcAddress};
-  std::string run;   // REQUIRED
-  std::string base;  // name or digest of the base this run fine-tunes. REQUIRED
+  ClientTls tls;      // of a TCP address
+  std::string token;  // that the daemon asks for
+  std::string run;    // REQUIRED
+  std::string base;   // name or digest of the base this run fine-tunes. REQUIRED
   RunConfig run_config;
   std::map<std::string, std::string> tags;
   // config.json, tokenizer.json, ...: what makes the checkpoint a complete model. Files that are
@@ -60,9 +75,17 @@ struct CheckpointHookOptions {
   std::map<std::string, std::string> files;
 
   int64_t staging_bytes = int64_t{4} << 30;  // of all checkpoints that await their upload
+  StagingAllocator allocate;                 // null: pageable memory of the system
   WhenStagingIsFull when_full = WhenStagingIsFull::kSkip;
   int64_t wait_ms = 0;
+
+  // On a local disk. One process at a time uses the folder of a run. Empty: no spool.
+  std::filesystem::path spool_directory;
+  int64_t spool_bytes = int64_t{64} << 30;
+
   int connections = 2;        // 1..8, each with a thread while uploading
+  int chunks_in_flight = 4;   // 1..16 of a connection, that await their answer
+  int answer_ms = 30'000;     // how long a daemon that is there may be silent
   int copy_threads = 2;       // of the copy in OnStep, the caller's own included
   int64_t close_ms = 10'000;  // how long the destructor waits for uploads
   // From the background thread, or from OnStep. Must not call the hook. May be null.
@@ -73,10 +96,12 @@ struct CheckpointHookStats {
   int64_t offered = 0;    // calls of OnStep
   int64_t committed = 0;  // durable and visible
   int64_t skipped = 0;    // staging was full
-  int64_t failed = 0;     // refused for good (last_error says why), or malformed
+  int64_t failed = 0;     // refused for good (last_error says why), damaged, or malformed
   int64_t retries = 0;    // uploads that were begun again
-  int64_t waiting = 0;    // staged, not yet committed
+  int64_t waiting = 0;    // staged in memory, not yet committed
   int64_t staged_bytes = 0;
+  int64_t spooled = 0;  // on the local disk, not yet committed; of earlier processes too
+  int64_t spooled_bytes = 0;
   int64_t sent_bytes = 0;   // that travelled
   int64_t total_bytes = 0;  // of the committed checkpoints: the rest the daemon had
   int64_t last_committed_step = -1;
@@ -85,28 +110,35 @@ struct CheckpointHookStats {
   Status last_error;  // OK: none since the last success
 };
 
+// What came of a call of OnStep.
+struct StepOutcome {
+  bool staged = false;  // this checkpoint was copied
+  Status background;    // the first failure in the background since the last call; OK: none
+  explicit operator bool() const { return staged; }
+};
+
 // Thread promise: OnStep from one thread at a time; Stats and Flush from any.
 class CheckpointHook {
  public:
-  // Does not connect. InvalidArgument: the options.
+  // Does not connect. InvalidArgument: the options. Unavailable: another process uses the spool.
   static Result<std::unique_ptr<CheckpointHook>> Create(CheckpointHookOptions options);
   ~CheckpointHook();
   CheckpointHook(const CheckpointHook&) = delete;
   CheckpointHook& operator=(const CheckpointHook&) = delete;
 
-  // Copies `tensors` and returns; true if the checkpoint is staged. Metrics that are not finite are
-  // dropped by the daemon, whose event names them: a loss of NaN does not cost the checkpoint.
-  bool OnStep(int64_t step, std::span<const TensorView> tensors,
-              const std::map<std::string, double>& metrics) noexcept;
+  // Copies `tensors` and returns. Metrics that are not finite are dropped by the daemon, whose
+  // event names them: a loss of NaN does not cost the checkpoint.
+  StepOutcome OnStep(int64_t step, std::span<const TensorView> tensors,
+                     const std::map<std::string, double>& metrics) noexcept;
 
   CheckpointHookStats Stats() const;
 
-  // Waits until everything staged is committed or has failed; true if nothing is left.
+  // Waits until everything staged and spooled is committed or has failed; true if nothing is left.
   bool Flush(int64_t timeout_ms);
 
  private:
   struct State;
-  explicit CheckpointHook(CheckpointHookOptions options);
+  explicit CheckpointHook(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 

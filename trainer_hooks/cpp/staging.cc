@@ -35,7 +35,7 @@ Result<int64_t> CheckedBytes(const TensorView& view) {
       return InvalidArgument(what + " has an impossible shape");
     }
   }
-  if (view.alias_of.empty() && view.data == nullptr && bytes > 0) {
+  if (view.alias_of.empty() && view.data == nullptr && view.read == nullptr && bytes > 0) {
     return InvalidArgument(what + " has no data");
   }
   return bytes;
@@ -43,28 +43,32 @@ Result<int64_t> CheckedBytes(const TensorView& view) {
 
 }  // namespace
 
-Result<StagingBuffer> StagingBuffer::Allocate(int64_t bytes) {
+Result<StagingBuffer> StagingBuffer::Allocate(int64_t bytes, const StagingAllocator& allocator) {
   StagingBuffer buffer;
   if (bytes == 0) return buffer;
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return ErrnoStatus(errno, "staging memory for a checkpoint");
-  ::madvise(memory, bytes, MADV_HUGEPAGE);  // fewer faults in the first copy; may be refused
-  buffer.data_ = static_cast<std::byte*>(memory);
+  if (allocator != nullptr) {
+    buffer.memory_ = allocator(bytes);
+    if (buffer.memory_ == nullptr) {
+      return ResourceExhausted("no staging memory of " + std::to_string(bytes) + " bytes");
+    }
+  } else {
+    void* memory =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return ErrnoStatus(errno, "staging memory for a checkpoint");
+    ::madvise(memory, bytes, MADV_HUGEPAGE);  // fewer faults in the first copy; may be refused
+    buffer.memory_ = std::shared_ptr<void>(memory, [bytes](void* p) { ::munmap(p, bytes); });
+  }
   buffer.bytes_ = bytes;
   return buffer;
 }
 
 StagingBuffer::StagingBuffer(StagingBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : memory_(std::move(other.memory_)), bytes_(std::exchange(other.bytes_, 0)) {}
 
 StagingBuffer& StagingBuffer::operator=(StagingBuffer&& other) noexcept {
-  std::swap(data_, other.data_);
+  std::swap(memory_, other.memory_);
   std::swap(bytes_, other.bytes_);
   return *this;
-}
-
-StagingBuffer::~StagingBuffer() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
 }
 
 Result<std::unique_ptr<StagedCheckpoint>> StagedCheckpoint::Plan(
@@ -97,16 +101,22 @@ Result<std::unique_ptr<StagedCheckpoint>> StagedCheckpoint::Plan(
   return staged;
 }
 
-void StagedCheckpoint::Fill(StagingBuffer buffer, std::span<const TensorView> tensors,
-                            ThreadPool& threads) {
+Status StagedCheckpoint::Fill(StagingBuffer buffer, std::span<const TensorView> tensors,
+                              ThreadPool& threads) {
   STOCKPOT_CHECK(buffer.bytes() >= bytes_, buffer.bytes(), bytes_);
+  buffer_ = std::move(buffer);
   std::vector<Piece> pieces;
   for (const TensorView& view : tensors) {
     if (!view.alias_of.empty()) continue;
     const Place& place = places_.find(view.name)->second;
+    std::byte* const to = buffer_.data() + place.offset;
+    if (view.data == nullptr && view.read != nullptr) {
+      STOCKPOT_RETURN_IF_ERROR(view.read(std::span(to, static_cast<size_t>(place.bytes)))
+                                   .WithContext("tensor '" + view.name + "'"));
+      continue;
+    }
     for (int64_t done = 0; done < place.bytes; done += kCopyPiece) {
-      pieces.push_back({static_cast<const std::byte*>(view.data) + done,
-                        buffer.data() + place.offset + done,
+      pieces.push_back({static_cast<const std::byte*>(view.data) + done, to + done,
                         std::min(kCopyPiece, place.bytes - done)});
     }
   }
@@ -115,19 +125,30 @@ void StagedCheckpoint::Fill(StagingBuffer buffer, std::span<const TensorView> te
       std::memcpy(pieces[i].to, pieces[i].from, pieces[i].bytes);
     }
   });
-  buffer_ = std::move(buffer);
+  return OkStatus();
+}
+
+const StagedCheckpoint::Place* StagedCheckpoint::FindPlace(std::string_view name) const {
+  const TensorInfo* info = Find(name);
+  if (info == nullptr) return nullptr;
+  return &places_.find(info->alias_of.empty() ? info->name : info->alias_of)->second;
+}
+
+std::span<const std::byte> StagedCheckpoint::Borrow(std::string_view name, int64_t offset,
+                                                    int64_t bytes) const {
+  const Place* place = FindPlace(name);
+  if (place == nullptr || offset < 0 || bytes > place->bytes - offset) return {};
+  return {buffer_.data() + place->offset + offset, static_cast<size_t>(bytes)};
 }
 
 Status StagedCheckpoint::Read(std::string_view name, int64_t offset,
                               std::span<std::byte> out) const {
-  const TensorInfo* info = Find(name);
-  if (info == nullptr) return NotFound("no tensor '" + std::string(name) + "'");
-  const Place& place = places_.find(info->alias_of.empty() ? info->name : info->alias_of)->second;
-  const int64_t size = static_cast<int64_t>(out.size());
-  if (offset < 0 || size > place.bytes || offset > place.bytes - size) {
-    return InvalidArgument("a read past the end of '" + info->name + "'");
+  if (Find(name) == nullptr) return NotFound("no tensor '" + std::string(name) + "'");
+  const auto bytes = Borrow(name, offset, static_cast<int64_t>(out.size()));
+  if (bytes.size() != out.size()) {
+    return InvalidArgument("a read past the end of '" + std::string(name) + "'");
   }
-  std::memcpy(out.data(), buffer_.data() + place.offset + offset, out.size());
+  if (!out.empty()) std::memcpy(out.data(), bytes.data(), out.size());
   return OkStatus();
 }
 

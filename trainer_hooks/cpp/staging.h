@@ -15,21 +15,21 @@
 
 namespace stockpot {
 
-// Page-aligned memory that is returned to the system when it dies.
+// Memory that is given back when it dies.
 class StagingBuffer {
  public:
-  // ResourceExhausted if the system has none. Pages are touched by the first copy.
-  static Result<StagingBuffer> Allocate(int64_t bytes);
+  // ResourceExhausted if there is none. `allocator` null: page-aligned memory of the system, whose
+  // pages are touched by the first copy.
+  static Result<StagingBuffer> Allocate(int64_t bytes, const StagingAllocator& allocator);
   StagingBuffer() = default;
   StagingBuffer(StagingBuffer&& other) noexcept;
   StagingBuffer& operator=(StagingBuffer&& other) noexcept;
-  ~StagingBuffer();
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return static_cast<std::byte*>(memory_.get()); }
   int64_t bytes() const { return bytes_; }
 
  private:
-  std::byte* data_ = nullptr;
+  std::shared_ptr<void> memory_;
   int64_t bytes_ = 0;
 };
 
@@ -43,8 +43,9 @@ class StagedCheckpoint : public TensorSource {
       const std::map<std::string, double>& metrics,
       const std::map<std::string, std::string>& files);
 
-  // Copies the bytes into `buffer` (of at least bytes()). The views are those of Plan.
-  void Fill(StagingBuffer buffer, std::span<const TensorView> tensors, ThreadPool& threads);
+  // Copies the bytes into `buffer` (of at least bytes()). The views are those of Plan. A status
+  // that is not OK is of a view's `read`, and names the tensor; the buffer is kept.
+  Status Fill(StagingBuffer buffer, std::span<const TensorView> tensors, ThreadPool& threads);
   StagingBuffer TakeBuffer() { return std::move(buffer_); }
 
   int64_t step() const { return step_; }
@@ -53,6 +54,8 @@ class StagedCheckpoint : public TensorSource {
 
   const std::vector<TensorInfo>& tensors() const override { return infos_; }
   Status Read(std::string_view name, int64_t offset, std::span<std::byte> out) const override;
+  // The same bytes where they are.
+  std::span<const std::byte> Borrow(std::string_view name, int64_t offset, int64_t bytes) const;
   Result<std::string> ReadFile(std::string_view name) const override;
   std::vector<std::string> files() const override;
 
@@ -63,6 +66,8 @@ class StagedCheckpoint : public TensorSource {
     int64_t offset = 0;  // in the buffer
     int64_t bytes = 0;
   };
+  const Place* FindPlace(std::string_view name) const;  // of the target, for an alias
+
   int64_t step_ = 0;
   int64_t bytes_ = 0;
   std::map<std::string, double> metrics_;

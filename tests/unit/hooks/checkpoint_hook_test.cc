@@ -1,96 +1,22 @@
 // The hook over a real daemon's server: what arrives, and what happens when nobody answers.
 #include "trainer_hooks/cpp/checkpoint_hook.h"
 
-#include <chrono>
-#include <cmath>
-#include <cstring>
-#include <functional>
-#include <mutex>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
-#include "tests/unit/thrift/rpc_world.h"
-#include "thrift/remote_source.h"
+#include <cmath>
+
+#include "tests/unit/hooks/hook_world.h"
 
 namespace stockpot {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
+using CheckpointHookTest = HookTest;
 
-constexpr int64_t kFlushMs = 60'000;
-
-int64_t MillisecondsSince(SteadyClock::time_point start) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(SteadyClock::now() - start).count();
-}
-
-// A model whose memory the test may change after the call.
-struct LiveModel {
-  std::vector<float> weight = std::vector<float>(3'000'000);  // three chunks
-  std::vector<float> norm = std::vector<float>(16, 1.0f);
-
-  std::vector<TensorView> Views() const {
-    return {{.name = "model.layers.0.mlp.up_proj.weight",
-             .dtype = DType::kF32,
-             .shape = {1000, 3000},
-             .data = weight.data()},
-            {.name = "model.norm.weight", .dtype = DType::kF32, .shape = {16}, .data = norm.data()},
-            {.name = "tied", .dtype = DType::kF32, .shape = {16}, .alias_of = "model.norm.weight"}};
-  }
-  int64_t bytes() const { return static_cast<int64_t>(4 * (weight.size() + norm.size())); }
-};
-
-class CheckpointHookTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::mt19937_64 random(TestSeed());
-    for (float& value : model_.weight) value = static_cast<float>(random() % 1000);
-    UploadBase(*world_.NewClient(), "tiny", TinyLlama(random));
-  }
-
-  CheckpointHookOptions Options() {
-    CheckpointHookOptions options;
-    options.address = world_.tcp();
-    options.run = "hooked";
-    options.base = "tiny";
-    options.run_config.publish = PublishPolicy::kOnRequest;
-    options.run_config.merge_every = 0;
-    options.files = {{"config.json", "{}"}};
-    options.close_ms = 0;
-    options.on_error = [this](const Status& status) {
-      const std::lock_guard lock(mutex_);
-      errors_.push_back(status);
-    };
-    return options;
-  }
-
-  std::unique_ptr<CheckpointHook> MakeHook(CheckpointHookOptions options) {
-    auto hook = CheckpointHook::Create(std::move(options));
-    EXPECT_OK(hook);
-    return *std::move(hook);
-  }
-
-  std::vector<Status> Errors() {
-    const std::lock_guard lock(mutex_);
-    return errors_;
-  }
-
-  // The float values of a tensor of a stored step.
-  std::vector<float> Stored(const std::string& id, const std::string& tensor) {
-    const auto client = world_.NewClient();
-    const auto source = OpenRemoteArtifact(*client, id);
-    EXPECT_OK(source);
-    const auto bytes = (*source)->ReadAll(tensor);
-    EXPECT_OK(bytes);
-    std::vector<float> values(bytes->size() / sizeof(float));
-    std::memcpy(values.data(), bytes->data(), bytes->size());
-    return values;
-  }
-
-  RpcWorld world_;
-  LiveModel model_;
-  std::mutex mutex_;
-  std::vector<Status> errors_;
-};
-
-TEST_F(CheckpointHookTest, StoresTheValuesAtTheCall) {
+// C3.
+TEST_F(CheckpointHookTest, C3_StoresTheValuesAtTheCall) {
   const auto hook = MakeHook(Options());
   const std::vector<float> weight = model_.weight;
   ASSERT_TRUE(hook->OnStep(5, model_.Views(), {{"loss", 1.25}, {"bad", NAN}}));
@@ -131,7 +57,7 @@ TEST_F(CheckpointHookTest, DeadDaemonCostsACopyAndIsCounted) {
   const auto hook = MakeHook(std::move(options));
   for (int64_t step = 1; step <= 6; ++step) {
     const auto start = SteadyClock::now();
-    EXPECT_EQ(hook->OnStep(step, model_.Views(), {}), step <= 2) << step;
+    EXPECT_EQ(hook->OnStep(step, model_.Views(), {}).staged, step <= 2) << step;
     EXPECT_LT(MillisecondsSince(start), 2'000) << step;
   }
   const CheckpointHookStats stats = hook->Stats();
@@ -252,6 +178,120 @@ TEST_F(CheckpointHookTest, DestructionIsBoundedWhileNobodyAnswers) {
   const auto start = SteadyClock::now();
   hook.reset();
   EXPECT_LT(MillisecondsSince(start), 5'000);
+}
+
+// C10: it takes connections and calls, and never says a word.
+TEST_F(CheckpointHookTest, C10_AStalledServerCostsACopyAndABoundedEnd) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener, 64), 0);  // the kernel completes connections; nobody accepts them
+  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  CheckpointHookOptions options = Options();
+  options.address = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  options.staging_bytes = 2 * model_.bytes() + 1000;
+  options.close_ms = 100;
+  auto hook = MakeHook(std::move(options));
+  for (int64_t step = 1; step <= 6; ++step) {
+    const auto start = SteadyClock::now();
+    EXPECT_EQ(hook->OnStep(step, model_.Views(), {}).staged, step <= 2) << step;
+    EXPECT_LT(MillisecondsSince(start), 5'000) << step;
+  }
+  EXPECT_EQ(hook->Stats().skipped, 4);
+  const auto start = SteadyClock::now();
+  hook.reset();
+  EXPECT_LT(MillisecondsSince(start), 10'000);
+  ::close(listener);
+}
+
+// It is noticed that the daemon is silent, and the step arrives when it talks again.
+TEST_F(CheckpointHookTest, C10_ASilentAnswerIsNotWaitedForLongerThanAnswerMs) {
+  const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  CheckpointHookOptions options = Options();
+  TemporaryFolder folder;
+  const std::string path = (folder.path() / "silent.sock").string();
+  sockaddr_un silent{};
+  silent.sun_family = AF_UNIX;
+  std::copy(path.begin(), path.end(), silent.sun_path);
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&silent), sizeof silent), 0);
+  ASSERT_EQ(::listen(listener, 64), 0);
+  options.address = "unix:" + path;
+  options.answer_ms = 200;
+  const auto hook = MakeHook(std::move(options));
+  ASSERT_TRUE(hook->OnStep(1, model_.Views(), {}));
+  const auto start = SteadyClock::now();
+  while (hook->Stats().retries == 0) {
+    ASSERT_LT(MillisecondsSince(start), 30'000);
+    EXPECT_FALSE(hook->Flush(20));
+  }
+  EXPECT_EQ(hook->Stats().last_error.code(), StatusCode::kUnavailable);
+  ::close(listener);
+}
+
+// C4: the loop sees at its next call what went wrong behind its back, in status too, and goes on.
+TEST_F(CheckpointHookTest, C4_ABackgroundFailureShowsAtTheNextCall) {
+  const auto hook = MakeHook(Options());
+  StepOutcome outcome = hook->OnStep(1, model_.Views(), {});
+  EXPECT_TRUE(outcome.staged);
+  ASSERT_TRUE(hook->Flush(kFlushMs));
+  model_.weight[0] += 1;
+  outcome = hook->OnStep(1, model_.Views(), {});  // staged; it will be refused
+  EXPECT_TRUE(outcome.staged);
+  EXPECT_OK(outcome.background);
+  ASSERT_TRUE(hook->Flush(kFlushMs));
+  outcome = hook->OnStep(2, model_.Views(), {});
+  EXPECT_TRUE(outcome.staged) << "training goes on";
+  EXPECT_EQ(outcome.background.code(), StatusCode::kAlreadyExists);
+  EXPECT_NE(outcome.background.message().find("step 1"), std::string::npos)
+      << outcome.background.ToString();
+  ASSERT_TRUE(hook->Flush(kFlushMs));
+  EXPECT_EQ(hook->Stats().failed, 1);
+  EXPECT_EQ(hook->Stats().committed, 2);
+  EXPECT_OK(hook->OnStep(3, model_.Views(), {}).background);  // told once
+  ASSERT_TRUE(hook->Flush(kFlushMs));
+}
+
+// What a GPU tensor is: bytes that only a function can copy.
+TEST_F(CheckpointHookTest, ReadsViewsThatHaveNoPointer) {
+  const auto hook = MakeHook(Options());
+  std::vector<TensorView> views = model_.Views();
+  views[0].data = nullptr;
+  views[0].read = [&](std::span<std::byte> out) {
+    std::memcpy(out.data(), model_.weight.data(), out.size());
+    return OkStatus();
+  };
+  ASSERT_TRUE(hook->OnStep(1, views, {}));
+  ASSERT_TRUE(hook->Flush(kFlushMs));
+  EXPECT_EQ(Stored("hooked@1", views[0].name), model_.weight);
+  views[0].read = [](std::span<std::byte>) { return Internal("the device is gone"); };
+  EXPECT_FALSE(hook->OnStep(2, views, {}));
+  EXPECT_NE(hook->Stats().last_error.message().find(views[0].name), std::string::npos);
+  EXPECT_EQ(hook->Stats().staged_bytes, 0);
+}
+
+TEST_F(CheckpointHookTest, StagingComesFromTheGivenAllocator) {
+  CheckpointHookOptions options = Options();
+  int64_t allocated = 0;
+  options.allocate = [&](int64_t bytes) -> std::shared_ptr<void> {
+    allocated += bytes;
+    return allocated > 2 * model_.bytes() ? nullptr
+                                          : std::shared_ptr<void>(std::malloc(bytes), std::free);
+  };
+  const auto hook = MakeHook(std::move(options));
+  for (int64_t step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(hook->OnStep(step, model_.Views(), {})) << step;
+    ASSERT_TRUE(hook->Flush(kFlushMs));
+  }
+  EXPECT_LT(allocated, 2 * model_.bytes()) << "buffers are used again";
+  LiveModel larger;
+  larger.weight.resize(model_.weight.size() * 2);
+  std::vector<TensorView> views = larger.Views();
+  views[0].shape = {2000, 3000};
+  EXPECT_FALSE(hook->OnStep(4, views, {}));
+  EXPECT_EQ(hook->Stats().last_error.code(), StatusCode::kResourceExhausted);
 }
 
 TEST(CheckpointHookOptionsTest, RefusesWhatCannotWork) {
