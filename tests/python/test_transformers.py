@@ -27,15 +27,16 @@ class Blocks(torch.utils.data.Dataset):
         return {"input_ids": self.ids[index], "labels": self.ids[index]}
 
 
-def make_trainer(folder: Path, out: Path, hook: CheckpointHook) -> Trainer:
+def make_trainer(folder: Path, out: Path, hook: CheckpointHook, steps: int = 7, **options: bool
+                 ) -> Trainer:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     arguments = TrainingArguments(
-        output_dir=str(out), max_steps=7, per_device_train_batch_size=2, learning_rate=1e-3,
+        output_dir=str(out), max_steps=steps, per_device_train_batch_size=2, learning_rate=1e-3,
         logging_steps=1, eval_strategy="steps", eval_steps=3, save_strategy="no", report_to=[],
         use_cpu=True, disable_tqdm=True, seed=1)
     return Trainer(model=model, args=arguments, train_dataset=Blocks(), eval_dataset=Blocks(),
                    processing_class=AutoTokenizer.from_pretrained(folder),
-                   callbacks=[StockpotCallback(hook)])
+                   callbacks=[StockpotCallback(hook, **options)])
 
 
 def test_trainer(daemon: Daemon, client: Client, tiny_base: Path, tmp_path: Path) -> None:
@@ -59,6 +60,23 @@ def test_trainer(daemon: Daemon, client: Client, tiny_base: Path, tmp_path: Path
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= manifest["files"].keys()
     config = manifest["files"]["config.json"]["chunks"][0]
     assert json.loads(client.fetch_chunk(bytes.fromhex(config)))["dtype"] == "bfloat16"
+
+
+def test_a_trainer_that_continues(daemon: Daemon, client: Client, tiny_base: Path, tmp_path: Path
+                                  ) -> None:
+    given = {"every": 2, "when_full": "wait",
+             "config": RunConfig(merge_every=0, publish="request", best_metric="eval_loss")}
+    for steps, saved in ((4, 2), (6, 1)):
+        with CheckpointHook(daemon.thrift, "hf", "tiny", **given) as hook:
+            trainer = make_trainer(tiny_base, tmp_path / "out", hook, steps, save_state=True,
+                                   resume=True)
+            trainer.train()
+            assert trainer.state.global_step == steps
+            assert hook.stats.committed == saved and hook.stats.failed == 0, hook.stats
+    assert [entry.step.step for entry in client.lineage.log("hf")] == [2, 4, 6]
+    slots = next(iter(trainer.optimizer.state.values()))
+    assert int(slots["step"]) == 6
+    assert trainer.lr_scheduler.last_epoch == 6
 
 
 def test_trainer_without_a_daemon(tiny_base: Path, tmp_path: Path) -> None:

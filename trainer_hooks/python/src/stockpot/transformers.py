@@ -30,12 +30,18 @@ class StockpotCallback(TrainerCallback):
     (task "eval"), results of another step travel with the next save. The tokenizer that Trainer
     holds is stored with every save. At the end of training the last step is saved, if it was not,
     and the upload is waited for.
+
+    With save_state, optimizer, schedule and random numbers go along; a Trainer that starts again
+    with resume=True continues from the run's newest checkpoint. It counts on from that step; which
+    data it has seen already is the caller's affair.
     """
 
-    def __init__(self, hook: CheckpointHook, *, save_last: bool = True,
-                 flush_timeout_s: float = 600.0) -> None:
+    def __init__(self, hook: CheckpointHook, *, save_state: bool = False, resume: bool = False,
+                 save_last: bool = True, flush_timeout_s: float = 600.0) -> None:
         """The hook stays the caller's: close it after training."""
         self._hook = hook
+        self._save_state = save_state
+        self._resume = resume
         self._save_last = save_last
         self._flush_timeout_s = flush_timeout_s
         self._logged: dict[str, float] = {}  # as Trainer logged it last
@@ -44,16 +50,19 @@ class StockpotCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState,
                        control: TrainerControl, **kwargs: Any) -> None:
         tokenizer = kwargs.get("processing_class") or kwargs.get("tokenizer")
-        if tokenizer is None or not state.is_world_process_zero:
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            tokenizer.save_pretrained(folder)
-            self._hook.add_files(read_files(folder))
+        if tokenizer is not None and state.is_world_process_zero:
+            with tempfile.TemporaryDirectory() as folder:
+                tokenizer.save_pretrained(folder)
+                self._hook.add_files(read_files(folder))
+        if self._resume:
+            resumed = self._hook.resume(kwargs["model"], state=self._state_of(kwargs), cast=True)
+            if resumed is not None:
+                state.global_step = resumed.step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                     **kwargs: Any) -> None:
         if state.global_step % self._hook.every == 0:
-            self._save(state.global_step, kwargs["model"])
+            self._save(state.global_step, kwargs)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
@@ -71,11 +80,17 @@ class StockpotCallback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                      **kwargs: Any) -> None:
         if self._save_last and self._hook.last_step != state.global_step:
-            self._save(state.global_step, kwargs["model"])
+            self._save(state.global_step, kwargs)
         self._hook.flush(self._flush_timeout_s)
 
-    def _save(self, step: int, model: Any) -> None:
-        if self._hook.save(step, model, self._logged | self._pending):
+    def _state_of(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        if not self._save_state:
+            return None
+        return {"optimizer": given["optimizer"], "scheduler": given["lr_scheduler"]}
+
+    def _save(self, step: int, given: Mapping[str, Any]) -> None:
+        if self._hook.save(step, given["model"], self._logged | self._pending,
+                           state=self._state_of(given)):
             self._pending = {}
 
 
