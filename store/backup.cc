@@ -21,7 +21,9 @@ namespace keys = catalog_keys;
 
 // Of the store itself, not of what it holds.
 bool IsOwnRecord(std::string_view key) {
-  return key == keys::kFormat || key == keys::kNextPack || key == keys::kBackupEvent;
+  // A copy holds its chunks whole, whatever form they have here.
+  return key == keys::kFormat || key == keys::kNextPack || key == keys::kBackupEvent ||
+         key.starts_with(keys::kHistory);
 }
 
 // Whether something lies there that is not of a store; one may have been killed while it was made.

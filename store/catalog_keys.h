@@ -21,7 +21,10 @@ inline constexpr std::string_view kRuns = "run/";                      // + name
 inline constexpr std::string_view kAliases = "alias/";                 // + name
 inline constexpr std::string_view kRoutes = "route/";                  // + name
 inline constexpr std::string_view kJobs = "job/";                      // + key
+inline constexpr std::string_view kOpenJobs = "open/";                 // + u64 sequence -> job's key
+inline constexpr std::string_view kOpenJobsKept = "meta/open_jobs";    // "1": kOpenJobs is whole
 inline constexpr std::string_view kRetention = "retention/";           // + run
+inline constexpr std::string_view kHistory = "history/";               // + digest -> when
 inline constexpr std::string_view kPins = "pin/";                      // + digest
 inline constexpr std::string_view kDeleted = "deleted/";               // + digest
 inline constexpr std::string_view kPurged = "purged/";                 // + digest -> when
@@ -44,16 +47,23 @@ inline int64_t ParseBigEndian(const std::optional<std::string>& key) {
 inline std::string Named(std::string_view prefix, std::string_view name) {
   return std::string(prefix) + std::string(name);
 }
+inline std::string OpenJob(int64_t sequence) {
+  return Named(kOpenJobs, BigEndian(static_cast<uint64_t>(sequence)));
+}
 inline std::string Artifact(const Digest& digest) { return Named(kArtifacts, digest.raw()); }
 
 inline std::string PinOf(const Digest& digest) { return Named(kPins, digest.raw()); }
 inline std::string DeletedOf(const Digest& digest) { return Named(kDeleted, digest.raw()); }
+inline std::string HistoryOf(const Digest& digest) { return Named(kHistory, digest.raw()); }
 inline std::string PurgedOf(const Digest& digest) { return Named(kPurged, digest.raw()); }
 
 // Names hold no zero byte (store/names.h), so it can end them.
 inline std::string StepsOf(std::string_view run) { return "step/" + std::string(run) + '\0'; }
-inline std::string Step(std::string_view run, int64_t step, ArtifactKind kind) {
-  return StepsOf(run) + BigEndian(static_cast<uint64_t>(step)) + static_cast<char>(kind);
+// `group`: of a state; else empty.
+inline std::string Step(std::string_view run, int64_t step, ArtifactKind kind,
+                        std::string_view group = "") {
+  return StepsOf(run) + BigEndian(static_cast<uint64_t>(step)) + static_cast<char>(kind) +
+         std::string(group);
 }
 
 // Every edge twice: from the child up, from the parent down.

@@ -15,6 +15,7 @@
 #include "store/catalog_keys.h"
 #include "store/checkpoint_store_impl.h"
 #include "store/crc32c.h"
+#include "store/record_codec.h"
 
 namespace stockpot {
 namespace {
@@ -90,6 +91,7 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(StoreOptions opti
   STOCKPOT_ASSIGN_OR_RETURN(impl->catalog, Catalog::Open(directory / "catalog"));
 
   STOCKPOT_RETURN_IF_ERROR(impl->EnsureIdentity());
+  STOCKPOT_RETURN_IF_ERROR(impl->EnsureOpenJobs());
   STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl->options.failpoints, "open.catalog"));
   STOCKPOT_ASSIGN_OR_RETURN(const uint32_t greatest, SurveyPacks(impl->packs_directory));
   STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl->options.failpoints, "open.surveyed"));
@@ -106,6 +108,22 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(StoreOptions opti
   impl->reader = std::make_unique<PackReader>(impl->packs_directory);
   impl->writer = std::make_unique<PackWriter>(std::move(packs));
   return std::unique_ptr<CheckpointStore>(new CheckpointStore(std::move(impl)));
+}
+
+// Stores of before there was a list of the open jobs get one.
+Status CheckpointStore::Impl::EnsureOpenJobs() {
+  if (catalog->Has(Column::kRecords, catalog_keys::kOpenJobsKept)) return OkStatus();
+  CatalogBatch batch(*catalog);
+  STOCKPOT_RETURN_IF_ERROR(catalog->Scan(
+      Column::kRecords, catalog_keys::kJobs, "", [&](std::string_view, std::string_view value) {
+        const Result<Job> job = DecodeJob(value);
+        const bool open = job.ok() && (job->state == JobState::kQueued ||
+                                       job->state == JobState::kRunning);
+        if (open) batch.Put(Column::kRecords, catalog_keys::OpenJob(job->sequence), job->key);
+        return true;
+      }));
+  batch.Put(Column::kRecords, catalog_keys::kOpenJobsKept, "1");
+  return catalog->Write(batch, /*synced=*/true);
 }
 
 // --- chunks ---
@@ -181,6 +199,7 @@ Status CheckpointStore::PutChunk(const Digest& digest, std::span<const std::byte
     return InvalidArgument("the bytes of chunk " + digest.Hex() + " have another SHA-256");
   }
   if (impl_->ClaimChunk(digest)) return OkStatus();
+  STOCKPOT_RETURN_IF_ERROR(CheckQuota(static_cast<int64_t>(data.size())));
   return impl_->StoreChunk(digest, data);
 }
 
@@ -194,6 +213,7 @@ Result<Part> CheckpointStore::PutBytes(std::span<const std::byte> data) {
     const Digest digest = Sha256(chunk);
     part.chunks.push_back(digest);
     if (impl_->ClaimChunk(digest)) continue;
+    STOCKPOT_RETURN_IF_ERROR(CheckQuota(static_cast<int64_t>(chunk.size())));
     STOCKPOT_RETURN_IF_ERROR(impl_->StoreChunk(digest, chunk));
   }
   return part;
@@ -205,6 +225,7 @@ Status CheckpointStore::Impl::ReadChunkInto(const Digest& digest, const ChunkLoc
     return Corruption("chunk " + digest.Hex() + " has " + std::to_string(location.length) +
                       " bytes, " + std::to_string(out.size()) + " are expected");
   }
+  if (!location.is_whole()) return RestoreChunk(digest, location, out);
   if (!location.is_inline()) {
     STOCKPOT_RETURN_IF_ERROR(writer->WaitUntilReadable(digest));
     const Status status = check_record ? reader->ReadAndCheckRecord(digest, location, out)

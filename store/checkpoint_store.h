@@ -31,6 +31,7 @@
 #include "kernels/base/status.h"
 #include "store/digest.h"
 #include "store/failpoints.h"
+#include "store/history.h"
 #include "store/manifest.h"
 #include "store/names.h"
 #include "store/records.h"
@@ -46,7 +47,10 @@ struct StoreOptions {
   Clock clock;                                      // REQUIRES: set
   int64_t pack_bytes = int64_t{256} << 20;          // a pack is closed when it is over this
   int64_t free_bytes_reserve = int64_t{512} << 20;  // below it PutChunk: ResourceExhausted
-  std::shared_ptr<Failpoints> failpoints;           // of tests; null: none
+  // Bytes of the packs on disk. Before a chunk over it is refused, retention is applied and garbage
+  // collected (once a minute at most). 0: no quota. Compaction and history may exceed it for a while.
+  int64_t quota_bytes = 0;
+  std::shared_ptr<Failpoints> failpoints;  // of tests; null: none
 };
 
 // A name to move, by compare-and-set where `expected` is given (zero digest: must not exist).
@@ -123,6 +127,7 @@ struct GarbageReport {
     ArtifactKind kind = ArtifactKind::kCheckpoint;
     std::string run;
     int64_t step = -1;
+    std::string group;  // of a state
     int64_t bytes = 0;  // of chunks that go with it and with none listed before
   };
   std::vector<Gone> artifacts;  // purged
@@ -170,7 +175,8 @@ struct ScrubReport {
 
 struct StoreUsage {
   int64_t chunks = 0;
-  int64_t chunk_bytes = 0;  // live, as indexed
+  int64_t chunk_bytes = 0;   // live, as indexed
+  int64_t stored_bytes = 0;  // likewise, as they are stored: less, with compressed history
   int64_t pack_bytes = 0;   // on disk, unreferenced bytes included
   int64_t artifacts = 0;
   int64_t events = 0;
@@ -188,7 +194,7 @@ class CheckpointStore {
   // Present: durable, or put and on its way to a pack that has not failed.
   std::vector<bool> HaveChunks(std::span<const Digest> digests) const;
   // Appends unless present. InvalidArgument if the bytes do not hash to `digest` or exceed
-  // kChunkBytes; ResourceExhausted if the disk's reserve is met. Durable only once a commit names
+  // kChunkBytes; ResourceExhausted if the disk's reserve or the store's quota is met. Durable only once a commit names
   // it, and only if no write of its pack failed until then.
   Status PutChunk(const Digest& digest, std::span<const std::byte> data);
   // For whoever puts chunks now and commits later, while garbage may be collected.
@@ -216,15 +222,18 @@ class CheckpointStore {
   // It was here and was deleted for good.
   bool WasPurged(const Digest& artifact) const;
   // A name to one artifact: full hex, alias (a base's name is one), "RUN@STEP", "RUN@STEP.merge",
-  // route, unique hex prefix (>= 6 digits). In this order: an exact name never changes its meaning
-  // because an artifact arrives whose digest begins like it. NotFound / InvalidArgument
-  // (ambiguous).
+  // route, unique hex prefix (>= 6 digits), and with ".GROUP" behind any of them the state of that
+  // checkpoint. In this order: an exact name never changes its meaning because an artifact arrives
+  // whose digest begins like it. NotFound / InvalidArgument (ambiguous).
   Result<Digest> ResolveName(std::string_view name) const;
   std::vector<Digest> ListArtifacts() const;
   std::vector<Run> ListRuns() const;
   Result<Run> GetRun(std::string_view name) const;
-  // By step, then kind; deleted ones too, with `deleted` set.
+  // By step, then kind, then group; deleted ones too, with `deleted` set.
   std::vector<StepRecord> ListSteps(std::string_view run) const;
+  // One of them, without looking at the others; null: there is none.
+  std::optional<StepRecord> GetStep(std::string_view run, int64_t step, ArtifactKind kind,
+                                    std::string_view group = "") const;
   std::vector<Edge> Parents(const Digest& child) const;
   std::vector<Edge> Children(const Digest& parent) const;
   std::optional<Alias> GetAlias(std::string_view name) const;
@@ -232,6 +241,8 @@ class CheckpointStore {
   std::optional<Route> GetRoute(std::string_view name) const;
   std::vector<Route> ListRoutes() const;
   std::vector<Job> ListJobs() const;  // by sequence
+  // Queued and running ones, by sequence, without looking at the others.
+  std::vector<Job> ListOpenJobs() const;
   std::optional<Job> GetJob(std::string_view key) const;
   std::vector<Eval> ListEvals(const Digest& artifact) const;
   RetentionPolicy GetRetention(std::string_view run) const;  // the default where none is set
@@ -248,6 +259,15 @@ class CheckpointStore {
   // Waits until an event newer than `since` exists, the timeout passes or Shutdown() is called;
   // true if there is one.
   bool WaitForEvents(int64_t since, int64_t timeout_ms) const;
+  int64_t quota_bytes() const;
+  // Bytes of the distinct chunks that a run's checkpoints, merges and states consist of, those to
+  // come in `more` included. Reads their manifests, but for those it knows from the last time.
+  Result<int64_t> RunBytesWith(const std::string& run, std::span<const Manifest> more) const;
+  // ResourceExhausted: that is over the run's quota, also after MakeRoom().
+  Status CheckRunQuota(const Run& run, std::span<const Manifest> more);
+  // Applies retention and collects garbage because a quota is met; once a minute at most. True if it
+  // did.
+  bool MakeRoom();
   // Counts by scanning the index: for status pages, not for loops.
   StoreUsage Usage() const;
 
@@ -260,6 +280,12 @@ class CheckpointStore {
   // index, compacts packs, unlinks what is empty (store/garbage.cc). Corruption: a manifest cannot
   // be read, so that nothing is proven unreferenced; purged is what was purged.
   Result<GarbageReport> CollectGarbage(const GarbageOptions& options);
+
+  // Gives the older checkpoints and states of a run their history form, and makes whole again what
+  // must be (store/history.h). One at a time: Unavailable meanwhile. InvalidArgument: the artifact
+  // stays whole. The bytes come back with the next collections of garbage.
+  Result<HistoryReport> CompressHistory(const HistoryOptions& options);
+  bool IsCompressed(const Digest& artifact) const;
 
   // Reads every chunk; reports what is damaged and who needs it. `progress` may be null. A chunk
   // that is found damaged counts as absent for HaveChunks and PutChunk: pushing it again repairs
@@ -281,9 +307,13 @@ class CheckpointStore {
 
  private:
   friend class GarbageCollector;
+  friend class HistoryCompressor;
   friend class StoreCopy;
   struct Impl;  // store/checkpoint_store_impl.h
   explicit CheckpointStore(std::unique_ptr<Impl> impl);
+  Status CheckQuota(int64_t bytes);
+  Result<std::optional<Digest>> ResolvePlain(std::string_view name) const;
+  Result<std::optional<Digest>> ResolveState(std::string_view name) const;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -11,6 +11,7 @@
 #include <set>
 #include <shared_mutex>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "store/catalog.h"
@@ -79,6 +80,22 @@ struct CheckpointStore::Impl {
   mutable std::mutex facts_mutex;
   mutable std::map<Digest, ManifestFacts> facts;  // guarded by facts_mutex; of manifests read once
 
+  // What the artifacts of a run consist of.
+  struct RunUse {
+    std::set<Digest> artifacts;
+    std::unordered_set<Digest, DigestHash> chunks;
+    int64_t bytes = 0;
+    // Bytes of the chunks of `manifest` that are not here yet; `keep`: from now on they are.
+    int64_t Add(const Manifest& manifest, bool keep);
+  };
+  mutable std::mutex quota_mutex;
+  int64_t surveyed_bytes = -1;                       // guarded by quota_mutex; of the packs; -1: not
+  int64_t put_since_survey = 0;                      // guarded by quota_mutex
+  int64_t made_room_ms = -1;                         // guarded by quota_mutex; -1: never
+  mutable std::map<std::string, RunUse> run_uses;    // guarded by quota_mutex
+  bool FitsQuota(int64_t bytes);
+  Result<RunUse*> UseOfRun(const std::string& run, const std::vector<StepRecord>& steps) const;
+
   Result<Manifest> ReadManifest(const Digest& artifact) const;
   Result<ManifestFacts> FactsOfArtifact(const Digest& artifact) const;
   // REQUIRES: leases->mutex held.
@@ -87,6 +104,12 @@ struct CheckpointStore::Impl {
   // Shared by whoever needs every chunk to stay where it is or at least to stay, exclusive for the
   // collection. Only tried, never waited for.
   std::shared_mutex maintenance_mutex;
+
+  // Held while chunks are given another form, and by a collection of garbage as a whole: what a
+  // difference needs does not go while the difference comes to be. Order: maintenance_mutex first.
+  std::mutex history_mutex;
+  std::mutex compress_mutex;       // held by the one CompressHistory; only tried
+  int64_t history_generation = 0;  // guarded by history_mutex; collections so far
 
   // Shared while somebody is told that a chunk is there, exclusive while entries are swept.
   mutable std::shared_mutex claim_mutex;
@@ -112,6 +135,19 @@ struct CheckpointStore::Impl {
   // Fills `out`, whose size is the length the caller expects, with the verified chunk.
   Status ReadChunkInto(const Digest& digest, const ChunkLocation& location,
                        std::span<std::byte> out, bool check_record) const;
+  // Likewise, of a chunk in a history form: follows its chain (store/history.cc).
+  Status RestoreChunk(const Digest& digest, const ChunkLocation& location,
+                      std::span<std::byte> out) const;
+  // The bytes of a record in a history form, wherever it lies by now. `location` becomes the one
+  // that was read; whole if the chunk is stored so by now: then `stored` is empty.
+  Status ReadForm(const Digest& digest, ChunkLocation& location,
+                  std::vector<std::byte>& stored) const;
+  // Appends a chunk in the best form: as a difference to `parent` (zero: none), as planes, or whole.
+  // The next commit makes it the one that counts.
+  Result<ChunkLocation> AppendHistory(const Digest& digest, const ChunkLocation& location,
+                                      const Digest& parent, int element_bytes);
+  // Likewise whole, which must be allowed by the reserve of free space.
+  Status AppendWhole(const Digest& digest, const ChunkLocation& location);
   // A verified chunk out of the cache above, or into it.
   Result<std::shared_ptr<const std::vector<std::byte>>> ReadCached(const Digest& digest) const;
   Status CheckReserve(size_t bytes) const;
@@ -121,6 +157,7 @@ struct CheckpointStore::Impl {
                                const std::function<void(int64_t, int64_t)>& progress) const;
   // A name of its own, which its backups carry too.
   Status EnsureIdentity();
+  Status EnsureOpenJobs();
   Status CheckBackupTarget(const Impl& target) const;
   // That it is a backup of `source`, as of its own last event.
   Status NoteBackupOf(const Impl& source);

@@ -123,23 +123,58 @@ bool CheckpointStore::WasPurged(const Digest& artifact) const {
   return impl_->catalog->Has(Column::kRecords, keys::PurgedOf(artifact));
 }
 
-Result<Digest> CheckpointStore::ResolveName(std::string_view name) const {
+std::optional<StepRecord> CheckpointStore::GetStep(std::string_view run, int64_t step,
+                                                   ArtifactKind kind,
+                                                   std::string_view group) const {
+  if (run.empty() || step < 0) return std::nullopt;
+  const auto raw =
+      impl_->catalog->Get(Column::kRecords, keys::Step(run, step, kind, group));
+  if (!raw.ok() || !raw->has_value()) return std::nullopt;
+  Result<StepRecord> record = DecodeStep(**raw);
+  if (!record.ok()) return std::nullopt;
+  record->deleted = impl_->catalog->Has(Column::kRecords, keys::DeletedOf(record->artifact));
+  return *std::move(record);
+}
+
+// Any form of a name but that of a state. Null: nothing is called so.
+Result<std::optional<Digest>> CheckpointStore::ResolvePlain(std::string_view name) const {
   if (const Result<Digest> full = Digest::FromHex(name); full.ok() && HasArtifact(*full)) {
-    return *full;
+    return std::optional(*full);
   }
-  if (const auto alias = GetAlias(name)) return alias->artifact;
+  if (const auto alias = GetAlias(name)) return std::optional(alias->artifact);
   if (const auto step = ParseStepName(name)) {
-    STOCKPOT_ASSIGN_OR_RETURN(
-        const auto raw,
-        impl_->catalog->Get(Column::kRecords, keys::Step(step->run, step->step, step->kind)));
-    if (raw) {
-      STOCKPOT_ASSIGN_OR_RETURN(const StepRecord record, DecodeStep(*raw));
-      return record.artifact;
+    if (const auto record = GetStep(step->run, step->step, step->kind)) {
+      return std::optional(record->artifact);
     }
   }
-  if (const auto route = GetRoute(name)) return route->variant;
-  STOCKPOT_ASSIGN_OR_RETURN(const auto prefixed, ResolvePrefix(*impl_->catalog, name));
-  if (prefixed) return *prefixed;
+  if (const auto route = GetRoute(name)) return std::optional(route->variant);
+  return ResolvePrefix(*impl_->catalog, name);
+}
+
+// "NAME.GROUP", where NAME is a checkpoint: its state of the group. Null: of another form.
+Result<std::optional<Digest>> CheckpointStore::ResolveState(std::string_view name) const {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos || !IsValidGroupName(name.substr(dot + 1))) {
+    return std::optional<Digest>();
+  }
+  STOCKPOT_ASSIGN_OR_RETURN(const auto checkpoint, ResolvePlain(name.substr(0, dot)));
+  if (!checkpoint) return std::optional<Digest>();
+  STOCKPOT_ASSIGN_OR_RETURN(const ManifestFacts facts, impl_->FactsOfArtifact(*checkpoint));
+  const std::optional<StepRecord> state =
+      GetStep(facts.run, facts.step, ArtifactKind::kState, name.substr(dot + 1));
+  if (!state) return std::optional<Digest>();
+  const std::vector<Edge> parents = Parents(state->artifact);
+  const bool of_it = std::any_of(parents.begin(), parents.end(), [&](const Edge& edge) {
+    return edge.type == EdgeType::kStateOf && edge.parent == *checkpoint;
+  });
+  return of_it ? std::optional(state->artifact) : std::nullopt;
+}
+
+Result<Digest> CheckpointStore::ResolveName(std::string_view name) const {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto plain, ResolvePlain(name));
+  if (plain) return *plain;
+  STOCKPOT_ASSIGN_OR_RETURN(const auto state, ResolveState(name));
+  if (state) return *state;
   return NotFound("no artifact, alias, step or route is called '" +
                   std::string(name.substr(0, 256)) + "'");
 }
@@ -212,6 +247,22 @@ std::vector<Job> CheckpointStore::ListJobs() const {
             [](const Job& a, const Job& b) { return a.sequence < b.sequence; });
   return jobs;
 }
+std::vector<Job> CheckpointStore::ListOpenJobs() const {
+  const std::vector<std::string> names = ScanRecords<std::string>(
+      *impl_->catalog, keys::kOpenJobs,
+      [](std::string_view, std::string_view key) -> Result<std::string> {
+        return std::string(key);
+      });
+  std::vector<Job> jobs;
+  for (const std::string& name : names) {
+    std::optional<Job> job = GetJob(name);
+    // Finished between the two reads, or moved to another number.
+    if (job && (job->state == JobState::kQueued || job->state == JobState::kRunning)) {
+      jobs.push_back(*std::move(job));
+    }
+  }
+  return jobs;
+}
 std::optional<Job> CheckpointStore::GetJob(std::string_view key) const {
   return FindRecord<Job>(*impl_->catalog, keys::kJobs, key,
                          [](std::string_view, std::string_view value) { return DecodeJob(value); });
@@ -275,6 +326,7 @@ StoreUsage CheckpointStore::Usage() const {
         if (!location.ok()) return true;
         ++usage.chunks;
         usage.chunk_bytes += location->length;
+        usage.stored_bytes += location->stored_length();
         return true;
       });
   status = impl_->catalog->Scan(Column::kRecords, keys::kArtifacts, "",

@@ -11,7 +11,7 @@ Result<ManifestFacts> CheckpointStore::Impl::FactsOfArtifact(const Digest& artif
     if (const auto it = facts.find(artifact); it != facts.end()) return it->second;
   }
   STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(artifact));
-  ManifestFacts read{.run = manifest.run, .step = manifest.step};
+  ManifestFacts read{.run = manifest.run, .step = manifest.step, .group = manifest.group};
   if (manifest.base) read.needs.push_back(*manifest.base);
   const std::lock_guard guard(facts_mutex);
   facts[artifact] = read;

@@ -80,6 +80,7 @@ Status CheckRun(const Run& run) {
     return InvalidArgument("merge_energy is not in (0, 1]");
   }
   if (c.merge_rank < 0) return InvalidArgument("merge_rank is negative");
+  if (c.quota_bytes < 0) return InvalidArgument("quota_bytes is negative");
   if (!IsPrintableName(c.best_metric, kMaxLabelBytes)) {
     return InvalidArgument("best_metric is empty, too long or not printable");
   }
@@ -88,8 +89,12 @@ Status CheckRun(const Run& run) {
 
 Status CheckStep(const StepRecord& step) {
   if (step.step < 0) return InvalidArgument("a negative step");
-  if (step.kind != ArtifactKind::kCheckpoint && step.kind != ArtifactKind::kMerge) {
-    return InvalidArgument("a step holds a checkpoint or a merge");
+  const bool is_state = step.kind == ArtifactKind::kState;
+  if (step.kind != ArtifactKind::kCheckpoint && step.kind != ArtifactKind::kMerge && !is_state) {
+    return InvalidArgument("a step holds a checkpoint, a merge or a state");
+  }
+  if (is_state ? !IsValidGroupName(step.group) : !step.group.empty()) {
+    return InvalidArgument("a state has the name of a group, and nothing else has");
   }
   for (const auto& [name, value] : step.metrics) {
     if (!IsPrintableName(name, kMaxLabelBytes)) return InvalidArgument("a metric without a name");
@@ -166,10 +171,10 @@ Result<PreparedCommit> PrepareCommit(Commit commit, const LoadManifest& load) {
   for (const Run& run : c.runs) {
     STOCKPOT_RETURN_IF_ERROR(CheckRun(run).WithContext("run '" + run.name.substr(0, 128) + "'"));
   }
-  std::set<std::tuple<std::string_view, int64_t, ArtifactKind>> steps;
+  std::set<std::tuple<std::string_view, int64_t, ArtifactKind, std::string_view>> steps;
   for (const StepRecord& step : c.steps) {
     Status status = CheckStep(step);
-    if (status.ok() && !steps.insert({step.run, step.step, step.kind}).second) {
+    if (status.ok() && !steps.insert({step.run, step.step, step.kind, step.group}).second) {
       status = InvalidArgument("is there twice");
     }
     if (!status.ok()) return status.WithContext(step.run + "@" + std::to_string(step.step));

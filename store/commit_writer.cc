@@ -13,7 +13,16 @@ namespace keys = catalog_keys;
 
 std::string StepName(const StepRecord& step) {
   return step.run + "@" + std::to_string(step.step) +
-         (step.kind == ArtifactKind::kMerge ? ".merge" : "");
+         (step.kind == ArtifactKind::kMerge ? ".merge" : "") +
+         (step.group.empty() ? "" : "." + step.group);
+}
+
+std::string KeyOf(const StepRecord& step) {
+  return keys::Step(step.run, step.step, step.kind, step.group);
+}
+
+bool IsOpen(const Job& job) {
+  return job.state == JobState::kQueued || job.state == JobState::kRunning;
 }
 
 }  // namespace
@@ -147,8 +156,7 @@ Status CommitWriter::CheckSteps(const Commit& commit) {
     if (!kind.ok()) return kind.status().WithContext("step " + StepName(step));
     if (*kind != step.kind)
       return InvalidArgument(StepName(step) + ": the artifact's kind differs");
-    STOCKPOT_ASSIGN_OR_RETURN(
-        const auto raw, batch_.Get(Column::kRecords, keys::Step(step.run, step.step, step.kind)));
+    STOCKPOT_ASSIGN_OR_RETURN(const auto raw, batch_.Get(Column::kRecords, KeyOf(step)));
     if (!raw) continue;
     STOCKPOT_ASSIGN_OR_RETURN(const StepRecord stored, DecodeStep(*raw));
     if (stored.artifact != step.artifact) {
@@ -337,8 +345,9 @@ void CommitWriter::Purge(const Digest& artifact) {
   batch_.Delete(Column::kRecords, keys::Artifact(artifact));
   batch_.Delete(Column::kRecords, keys::DeletedOf(artifact));
   batch_.Delete(Column::kRecords, keys::PinOf(artifact));
+  batch_.Delete(Column::kRecords, keys::HistoryOf(artifact));
   if (known.has_step) {
-    batch_.Delete(Column::kRecords, keys::Step(known.run, known.step, known.kind));
+    batch_.Delete(Column::kRecords, keys::Step(known.run, known.step, known.kind, known.group));
   }
   for (const Edge& edge : known.edges) {
     batch_.Delete(Column::kRecords, keys::Up(edge));
@@ -358,6 +367,12 @@ void CommitWriter::WriteJobs(const std::vector<Job>& jobs) {
   for (const Job& job : jobs) {
     last_job_ = std::max(last_job_, job.sequence);
     batch_.Put(Column::kRecords, keys::Named(keys::kJobs, job.key), EncodeJob(job));
+    const std::string open = keys::OpenJob(job.sequence);
+    if (IsOpen(job)) {
+      batch_.Put(Column::kRecords, open, job.key);
+    } else {
+      batch_.Delete(Column::kRecords, open);
+    }
   }
   if (!jobs.empty()) {
     batch_.Put(Column::kRecords, keys::kLastJob, std::to_string(last_job_));
@@ -373,7 +388,7 @@ void CommitWriter::WriteRecords(const Commit& commit) {
   for (const StepRecord& step : commit.steps) {
     StepRecord record = step;
     if (record.committed_ms == 0) record.committed_ms = now_ms_;
-    batch_.Put(Column::kRecords, keys::Step(step.run, step.step, step.kind), EncodeStep(record));
+    batch_.Put(Column::kRecords, KeyOf(step), EncodeStep(record));
   }
   for (const Edge& edge : commit.edges) {
     batch_.Put(Column::kRecords, keys::Up(edge), "");

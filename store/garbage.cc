@@ -2,7 +2,7 @@
 // out of the index, and gives their bytes back by compacting packs.
 //
 //   purge     one commit: the artifacts are gone, their chunks still indexed
-//   mark      every chunk of every manifest that is left
+//   mark      every chunk of every manifest that is left, and what their history forms need
 //   sweep     index entries of the others, in synced batches, each under the lead of commits
 //   compact   live records of sparse packs are appended to the open pack; a commit flips the index
 //             to them; packs that no entry names are unlinked after that
@@ -20,6 +20,7 @@
 
 #include "store/catalog_keys.h"
 #include "store/checkpoint_store_impl.h"
+#include "store/history_codec.h"
 
 namespace stockpot {
 namespace {
@@ -51,6 +52,10 @@ class GarbageCollector {
     STOCKPOT_RETURN_IF_ERROR(At("gc.purged"));
     STOCKPOT_RETURN_IF_ERROR(Mark());
     STOCKPOT_RETURN_IF_ERROR(At("gc.marked"));
+    if (!options_.dry_run) {
+      STOCKPOT_RETURN_IF_ERROR(Rebase());
+      STOCKPOT_RETURN_IF_ERROR(KeepParents());
+    }
     STOCKPOT_RETURN_IF_ERROR(ListDead());
     STOCKPOT_RETURN_IF_ERROR(At("gc.listed"));
     CountWhatGoes();
@@ -92,7 +97,8 @@ class GarbageCollector {
       Going going{.gone = {.artifact = artifact.digest,
                            .kind = artifact.kind,
                            .run = artifact.run,
-                           .step = artifact.step}};
+                           .step = artifact.step,
+                           .group = artifact.group}};
       const Result<Manifest> manifest = store_.GetManifest(artifact.digest);
       if (manifest.ok())
         ForEachChunk(*manifest, [&](const Digest& d) { going.chunks.push_back(d); });
@@ -150,6 +156,82 @@ class GarbageCollector {
     return OkStatus();
   }
 
+  // Differences of chunks that stay to ones that nobody else needs are encoded anew, against the
+  // nearest of their chain that stays, so that the others can go. What cannot be read or written now
+  // keeps its parent.
+  Status Rebase() {
+    std::unordered_map<Digest, Digest, DigestHash> parents;
+    STOCKPOT_RETURN_IF_ERROR(ForEachDelta([&](const Digest& chunk, const Digest& parent) {
+      parents[chunk] = parent;
+    }));
+    int64_t unflipped = 0;
+    for (const auto& [chunk, parent] : parents) {
+      if (!live_.contains(chunk) || live_.contains(parent)) continue;
+      STOCKPOT_RETURN_IF_ERROR(At("gc.rebase"));
+      Digest nearest = parent;
+      for (size_t links = 0; !nearest.IsZero() && !live_.contains(nearest); ++links) {
+        const auto it = parents.find(nearest);
+        nearest = it == parents.end() || links > parents.size() ? Digest{} : it->second;
+      }
+      const Result<int64_t> bytes = RebaseChunk(chunk, nearest);
+      if (!bytes.ok()) continue;
+      report_.copied_bytes += *bytes;
+      unflipped += *bytes;
+      if (unflipped >= kFlipBytes) STOCKPOT_RETURN_IF_ERROR(Flip());
+      if (unflipped >= kFlipBytes) unflipped = 0;
+      STOCKPOT_RETURN_IF_ERROR(Throttle(*bytes));
+    }
+    return unflipped == 0 ? OkStatus() : Flip();
+  }
+
+  // Bytes appended.
+  Result<int64_t> RebaseChunk(const Digest& chunk, const Digest& parent) {
+    STOCKPOT_ASSIGN_OR_RETURN(auto location, impl_.FindChunk(chunk));
+    if (!location) return NotFound("chunk " + chunk.Hex());
+    std::vector<std::byte> stored;
+    STOCKPOT_RETURN_IF_ERROR(impl_.ReadForm(chunk, *location, stored));
+    if (location->is_whole()) return int64_t{0};
+    STOCKPOT_ASSIGN_OR_RETURN(const int element_bytes, HistoryElementBytes(stored));
+    STOCKPOT_ASSIGN_OR_RETURN(const ChunkLocation form,
+                              impl_.AppendHistory(chunk, *location, parent, element_bytes));
+    return int64_t{form.stored_length()};
+  }
+
+  // Of the index, and of what will be indexed.
+  template <typename Visit>
+  Status ForEachDelta(Visit visit) const {
+    for (const IndexedChunk& chunk : impl_.writer->PendingDeltas()) {
+      visit(chunk.digest, chunk.location.parent);
+    }
+    return impl_.catalog->Scan(
+        Column::kChunks, "", "", [&](std::string_view key, std::string_view value) {
+          const Result<Digest> digest = Digest::FromRaw(key);
+          const Result<ChunkLocation> location = ChunkLocation::Decode(value);
+          if (digest.ok() && location.ok() && location->form == ChunkForm::kDelta) {
+            visit(*digest, location->parent);
+          }
+          return true;
+        });
+  }
+
+  // A chunk that stays needs its chain; so does a pending one, whether anybody needs it or not: its
+  // entry may come with the next commit. Both forms count of one that has two.
+  Status KeepParents() {
+    std::unordered_multimap<Digest, Digest, DigestHash> parents;
+    STOCKPOT_RETURN_IF_ERROR(ForEachDelta(
+        [&](const Digest& chunk, const Digest& parent) { parents.emplace(chunk, parent); }));
+    std::vector<Digest> open(live_.begin(), live_.end());
+    for (const IndexedChunk& chunk : impl_.writer->PendingDeltas()) open.push_back(chunk.digest);
+    while (!open.empty()) {
+      const Digest chunk = open.back();
+      open.pop_back();
+      for (auto [it, end] = parents.equal_range(chunk); it != end; ++it) {
+        if (live_.insert(it->second).second) open.push_back(it->second);
+      }
+    }
+    return At("gc.rebased");
+  }
+
   Status ListDead() {
     return impl_.catalog->Scan(
         Column::kChunks, "", "", [&](std::string_view key, std::string_view value) {
@@ -167,9 +249,9 @@ class GarbageCollector {
     std::unordered_map<Digest, int64_t, DigestHash> bytes;
     for (const IndexedChunk& chunk : dead_) {
       if (impl_.guards->Protects(chunk.digest)) continue;
-      bytes[chunk.digest] = chunk.location.length;
+      bytes[chunk.digest] = chunk.location.stored_length();
       ++report_.chunks;
-      report_.chunk_bytes += chunk.location.length;
+      report_.chunk_bytes += chunk.location.stored_length();
     }
     for (Going& going : going_) {
       for (const Digest& chunk : going.chunks) {
@@ -185,6 +267,22 @@ class GarbageCollector {
   // --- sweep ---
 
   Status Sweep() {
+    // A difference before its parent: if somebody came to need it meanwhile, its parent stays too.
+    std::unordered_map<Digest, const IndexedChunk*, DigestHash> dead;
+    for (const IndexedChunk& chunk : dead_) dead[chunk.digest] = &chunk;
+    std::unordered_map<Digest, size_t, DigestHash> depths;
+    for (const IndexedChunk& chunk : dead_) {
+      size_t depth = 0;
+      for (const IndexedChunk* at = &chunk; at->location.form == ChunkForm::kDelta;) {
+        const auto it = dead.find(at->location.parent);
+        if (it == dead.end() || ++depth > dead_.size()) break;
+        at = it->second;
+      }
+      depths[chunk.digest] = depth;
+    }
+    std::stable_sort(dead_.begin(), dead_.end(), [&](const IndexedChunk& a, const IndexedChunk& b) {
+      return depths.at(a.digest) > depths.at(b.digest);
+    });
     for (size_t begin = 0; begin < dead_.size(); begin += kSweepAtOnce) {
       STOCKPOT_RETURN_IF_ERROR(At("gc.sweep"));
       const size_t count = std::min(kSweepAtOnce, dead_.size() - begin);
@@ -199,9 +297,14 @@ class GarbageCollector {
     const std::unique_lock claims(impl_.claim_mutex);
     CatalogBatch batch(*impl_.catalog);
     for (const IndexedChunk& chunk : chunks) {
-      if (impl_.guards->Protects(chunk.digest)) continue;
       STOCKPOT_ASSIGN_OR_RETURN(const auto now, batch.Get(Column::kChunks, chunk.digest.raw()));
-      if (!now || *now != chunk.location.Encode()) continue;  // stored anew meanwhile
+      if (!now) continue;
+      const bool stored_anew = *now != chunk.location.Encode();
+      if (impl_.guards->Protects(chunk.digest) || needed_.contains(chunk.digest) || stored_anew) {
+        const Result<ChunkLocation> stays = ChunkLocation::Decode(*now);
+        if (stays.ok() && stays->form == ChunkForm::kDelta) needed_.insert(stays->parent);
+        continue;
+      }
       batch.Delete(Column::kChunks, chunk.digest.raw());
       if (chunk.location.is_inline()) batch.Delete(Column::kInline, chunk.digest.raw());
     }
@@ -242,7 +345,7 @@ class GarbageCollector {
           const Result<ChunkLocation> location = ChunkLocation::Decode(value);
           if (!digest.ok() || !location.ok() || location->is_inline()) return true;
           PackUse& use = packs[location->pack];
-          use.live_bytes += kRecordHeaderBytes + location->length;
+          use.live_bytes += kRecordHeaderBytes + location->stored_length();
           use.chunks.push_back({*digest, *location});
           return true;
         }));
@@ -260,18 +363,22 @@ class GarbageCollector {
     std::vector<std::byte> buffer(static_cast<size_t>(kChunkBytes));
     int64_t unflipped = 0;
     for (const IndexedChunk& chunk : use.chunks) {
-      const auto bytes = std::span(buffer).first(chunk.location.length);
+      const auto bytes = std::span(buffer).first(chunk.location.stored_length());
       STOCKPOT_RETURN_IF_ERROR(At("compact.read"));
-      if (!impl_.reader->ReadAndCheckRecord(chunk.digest, chunk.location, bytes).ok()) continue;
-      STOCKPOT_RETURN_IF_ERROR(impl_.writer->Append(chunk.digest, bytes, chunk.location.crc));
+      const Status read =
+          chunk.location.is_whole()
+              ? impl_.reader->ReadAndCheckRecord(chunk.digest, chunk.location, bytes)
+              : impl_.reader->ReadStored(chunk.digest, chunk.location, bytes);
+      if (!read.ok()) continue;
+      STOCKPOT_RETURN_IF_ERROR(impl_.writer->AppendForm(chunk.digest, bytes, chunk.location));
       STOCKPOT_RETURN_IF_ERROR(At("compact.appended"));
-      report_.copied_bytes += chunk.location.length;
-      unflipped += chunk.location.length;
+      report_.copied_bytes += chunk.location.stored_length();
+      unflipped += chunk.location.stored_length();
       if (unflipped >= kFlipBytes) {
         STOCKPOT_RETURN_IF_ERROR(Flip());
         unflipped = 0;
       }
-      STOCKPOT_RETURN_IF_ERROR(Throttle(chunk.location.length));
+      STOCKPOT_RETURN_IF_ERROR(Throttle(chunk.location.stored_length()));
     }
     ++report_.packs_compacted;
     return Flip();
@@ -327,6 +434,7 @@ class GarbageCollector {
   std::vector<Going> going_;  // purged; dry run: would be
   std::unordered_set<Digest, DigestHash> live_;
   std::vector<IndexedChunk> dead_;
+  std::unordered_set<Digest, DigestHash> needed_;  // by dead chunks that turned out to stay
   std::chrono::steady_clock::time_point allowed_at_ = std::chrono::steady_clock::now();
 };
 
@@ -341,6 +449,8 @@ Result<GarbageReport> CheckpointStore::CollectGarbage(const GarbageOptions& opti
   if (!maintenance.owns_lock()) {
     return Unavailable("a scrub, backup or garbage collection is running: try again after it");
   }
+  const std::lock_guard history(impl_->history_mutex);
+  ++impl_->history_generation;
   STOCKPOT_ASSIGN_OR_RETURN(GarbageReport report,
                             GarbageCollector(*this, *impl_, options).Collect());
   if (options.dry_run || !options.purge || (report.chunks == 0 && report.packs_removed == 0))

@@ -28,12 +28,6 @@ Result<std::string> NewSessionId() {
   return id;
 }
 
-bool SameConfig(const RunConfig& a, const RunConfig& b) {
-  return a.merge_every == b.merge_every && a.publish == b.publish &&
-         a.best_metric == b.best_metric && a.best_is_lower == b.best_is_lower &&
-         a.merge_energy == b.merge_energy && a.merge_rank == b.merge_rank;
-}
-
 }  // namespace
 
 struct Ingest::State {
@@ -136,7 +130,7 @@ Result<Run> Ingest::CreateRun(const std::string& name, const std::string& base,
     }
     if (run.tags.empty()) run.tags = stored->tags;
     run.created_ms = stored->created_ms;
-    if (SameConfig(stored->config, config) && stored->tags == run.tags) return *stored;
+    if (stored->config == config && stored->tags == run.tags) return *stored;
     event.fields["change"] = "config";
   }
   event.fields["base"] = digest->Hex();

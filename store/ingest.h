@@ -37,7 +37,9 @@ struct SessionRequest {
 // What a client says an artifact consists of: a manifest of raw tensors (kind, base, run and step
 // are set by the server from the session), and the metrics that came with the step.
 struct ShardCommit {
-  std::vector<TensorEntry> tensors;  // codec raw, or alias_of
+  std::vector<TensorEntry> tensors;  // the weights; codec raw, or alias_of
+  // What is no weight, by group (store/names.h): each becomes a state of its own.
+  std::map<std::string, std::vector<TensorEntry>> states;
   std::map<std::string, Part> files;
   std::map<std::string, double> metrics;
 };
@@ -46,6 +48,7 @@ struct CommitReply {
   Digest artifact;
   int64_t event_sequence = 0;
   bool existed = false;  // this very artifact was committed before: nothing changed
+  std::map<std::string, Digest> states;  // by group
 };
 
 class Ingest {
@@ -65,9 +68,10 @@ class Ingest {
   Result<std::vector<bool>> HaveChunks(const std::string& session, std::span<const Digest> digests);
   Status PutChunk(const std::string& session, const Digest& digest,
                   std::span<const std::byte> data);
-  // One commit: artifact, step, lineage (trained_from the run's base, resumed_from), alias
+  // One commit: artifact, its states (edges state_of) and their steps, step, lineage (trained_from the run's base, resumed_from), alias
   // RUN@latest (moves forward in steps only), RUN@best by the run's metric, event "checkpoint"
-  // {run, step, artifact, metrics as JSON} and one "alias" per move, and the policy's jobs. A
+  // {run, step, artifact, metrics as JSON}, "states" {run, step, artifact, groups by comma} if it has
+  // some, one "alias" per move, and the policy's jobs. States of a checkpoint may come later. A
   // metric that is not finite is dropped and named in the event's "dropped_metrics": a loss of NaN
   // must not cost the checkpoint. For a base: the artifact, the alias NAME, event "base"; a base
   // must hold config.json. Values and completeness of weights are the publish gate's to judge, not

@@ -11,6 +11,7 @@ namespace {
 
 // --- limits ---
 constexpr size_t kMaxMetrics = 1000;  // of one step
+constexpr size_t kMaxGroups = 32;     // likewise, of tensors that are no weights
 constexpr size_t kMaxMetricNameBytes = 256;
 constexpr int kMaxAttempts = 8;  // when an alias is moved by somebody else between read and commit
 
@@ -64,6 +65,71 @@ Result<Manifest> BuildManifest(const SessionRequest& request, const ShardCommit&
   return manifest;
 }
 
+// The state of a group, as an artifact of its own.
+Result<Manifest> BuildState(const SessionRequest& request, const std::string& group,
+                            const std::vector<TensorEntry>& tensors, const Digest& base) {
+  if (tensors.empty()) return InvalidArgument("no tensors");
+  Manifest manifest{.kind = ArtifactKind::kState,
+                    .base = base,
+                    .run = request.run,
+                    .step = request.step,
+                    .group = group,
+                    .tensors = tensors};
+  std::sort(manifest.tensors.begin(), manifest.tensors.end(),
+            [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
+  STOCKPOT_RETURN_IF_ERROR(manifest.Validate());
+  return manifest;
+}
+
+Result<std::map<std::string, Manifest>> BuildStates(const SessionRequest& request,
+                                                    const ShardCommit& shard, const Digest& base) {
+  if (shard.states.size() > kMaxGroups) {
+    return InvalidArgument("more than " + std::to_string(kMaxGroups) + " groups of tensors");
+  }
+  std::map<std::string, Manifest> states;
+  for (const auto& [group, tensors] : shard.states) {
+    Result<Manifest> state = BuildState(request, group, tensors, base);
+    if (!state.ok()) return state.status().WithContext("group '" + group.substr(0, 64) + "'");
+    states[group] = *std::move(state);
+  }
+  return states;
+}
+
+// Whether the step has this very artifact, not deleted. AlreadyExists: it has another one.
+Result<bool> HasStep(const CheckpointStore& store, const StepRecord& step) {
+  const std::optional<StepRecord> other =
+      store.GetStep(step.run, step.step, step.kind, step.group);
+  if (!other) return false;
+  if (other->artifact == step.artifact) return !other->deleted;  // deleted: brought back
+  return AlreadyExists(step.run + "@" + std::to_string(step.step) +
+                       (step.group.empty() ? "" : "." + step.group) + " is artifact " +
+                       other->artifact.ShortHex() + " already, not " + step.artifact.ShortHex() +
+                       (other->deleted ? ": it is deleted, but not purged yet" : ""));
+}
+
+void AddState(const StepRecord& checkpoint, const std::string& group, const Manifest& state,
+              Commit& commit) {
+  StepRecord step{.run = checkpoint.run,
+                  .step = checkpoint.step,
+                  .kind = ArtifactKind::kState,
+                  .group = group,
+                  .artifact = state.digest()};
+  commit.artifacts.push_back(state);
+  commit.edges.push_back({EdgeType::kStateOf, step.artifact, checkpoint.artifact});
+  commit.steps.push_back(std::move(step));
+}
+
+Event StatesEvent(const StepRecord& step, const std::map<std::string, Manifest>& states) {
+  std::string groups;
+  for (const auto& [group, state] : states) groups += (groups.empty() ? "" : ",") + group;
+  return {.type = "states",
+          .subject = step.run,
+          .fields = {{"run", step.run},
+                     {"step", std::to_string(step.step)},
+                     {"artifact", step.artifact.Hex()},
+                     {"groups", groups}}};
+}
+
 // Adds the move of a name and its event, unless it points there already.
 void MoveAlias(const CheckpointStore& store, const std::string& name, const Digest& to,
                const std::string& by, Commit& commit) {
@@ -79,6 +145,7 @@ void MoveAlias(const CheckpointStore& store, const std::string& name, const Dige
 
 Result<CommitReply> CommitBase(CheckpointStore& store, const SessionRequest& request,
                                const ShardCommit& shard) {
+  if (!shard.states.empty()) return InvalidArgument("a base has weights only, no other groups");
   STOCKPOT_ASSIGN_OR_RETURN(Manifest manifest, BuildManifest(request, shard, std::nullopt));
   CommitReply reply{.artifact = manifest.digest()};
   if (const auto alias = store.GetAlias(request.run)) {
@@ -129,6 +196,7 @@ Commit CheckpointCommit(const CheckpointStore& store, const Run& run, const Step
   if (!store.GetRetention(run.name).KeepsEverything()) {
     commit.jobs.push_back(MakeExpireJob(run.name));
   }
+  if (run.config.compress_history) commit.jobs.push_back(MakeCompressJob(run.name));
   return commit;
 }
 
@@ -143,22 +211,34 @@ Result<CommitReply> CommitCheckpoint(CheckpointStore& store, const SessionReques
                   .kind = ArtifactKind::kCheckpoint,
                   .artifact = reply.artifact,
                   .metrics = metrics.finite};
-  for (const StepRecord& other : store.ListSteps(run.name)) {
-    if (other.step != step.step || other.kind != step.kind) continue;
-    if (other.artifact != step.artifact) {
-      return AlreadyExists(run.name + "@" + std::to_string(step.step) + " is artifact " +
-                           other.artifact.ShortHex() + " already, not " + step.artifact.ShortHex() +
-                           (other.deleted ? ": it is deleted, but not purged yet" : ""));
-    }
-    if (other.deleted) break;  // the commit brings it back
-    reply.existed = true;
+  STOCKPOT_ASSIGN_OR_RETURN(const auto states, BuildStates(request, shard, run.base));
+  STOCKPOT_ASSIGN_OR_RETURN(const bool has_checkpoint, HasStep(store, step));
+  reply.existed = has_checkpoint;
+  for (const auto& [group, state] : states) {
+    reply.states[group] = state.digest();
+    STOCKPOT_ASSIGN_OR_RETURN(const bool there, HasStep(store, {.run = run.name,
+                                                                .step = request.step,
+                                                                .kind = ArtifactKind::kState,
+                                                                .group = group,
+                                                                .artifact = reply.states[group]}));
+    reply.existed = reply.existed && there;
+  }
+  if (reply.existed) {
     reply.event_sequence = store.LastEvent();
     return reply;
   }
+  std::vector<Manifest> made = {manifest};
+  for (const auto& [group, state] : states) made.push_back(state);
+  STOCKPOT_RETURN_IF_ERROR(store.CheckRunQuota(run, made));
   Result<int64_t> sequence = Unavailable("not tried");
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    Commit commit = CheckpointCommit(store, run, step, store.ListSteps(run.name), metrics);
-    commit.artifacts.push_back(manifest);
+    Commit commit;
+    if (!has_checkpoint) {
+      commit = CheckpointCommit(store, run, step, store.ListSteps(run.name), metrics);
+      commit.artifacts.push_back(manifest);
+    }
+    for (const auto& [group, state] : states) AddState(step, group, state, commit);
+    if (!states.empty()) commit.events.push_back(StatesEvent(step, states));
     if (request.resumed_from) {
       commit.edges.push_back({EdgeType::kResumedFrom, step.artifact, *request.resumed_from});
     }

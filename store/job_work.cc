@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "store/bitdelta_codec.h"
 
@@ -106,6 +107,13 @@ std::string CurrentVariantHex(const CheckpointStore& store, const std::string& r
   return current ? current->variant.Hex() : "";
 }
 
+// To be done again, from the beginning.
+Job Requeued(Job job) {
+  job.state = JobState::kQueued;
+  job.attempts = 0;
+  return job;
+}
+
 // A commit that lost a race for a route may be made again; everything else is final.
 bool LostRace(const Status& status) { return status.code() == StatusCode::kAlreadyExists; }
 
@@ -113,13 +121,15 @@ bool LostRace(const Status& status) { return status.code() == StatusCode::kAlrea
 
 Status JobWork::Do(const Job& job, const ProgressFunction& progress) {
   if (job.kind == JobKind::kExpire) return Expire(job);
+  if (job.kind == JobKind::kCompress) return Compress(job, progress);
   // The outcome's chunks are committed long after they are put.
   const ChunkGuard guard = store_.GuardChunks();
   return job.kind == JobKind::kMerge ? Merge(job, progress) : Publish(job, progress);
 }
 
 bool JobWork::StillStands(const Job& job) const {
-  if (job.kind == JobKind::kExpire) return false;  // there may be more to do each time
+  // There may be more to do each time.
+  if (job.kind == JobKind::kExpire || job.kind == JobKind::kCompress) return false;
   if (job.kind != JobKind::kPublish) return true;
   const Result<PublishRequest> request = ReadPublish(job);
   if (!request.ok()) return false;
@@ -146,16 +156,67 @@ Status JobWork::Expire(const Job& job) {
   // Somebody scrubs or copies: the bytes come back with the next collection.
   if (!collected.ok() && collected.code() != StatusCode::kUnavailable) return collected;
   Commit commit;
-  commit.jobs.push_back(Finished(job, Digest{}));
-  // A checkpoint that came meanwhile queued this very job: once more, for it.
-  const auto since = store_.EventsSince(seen, kEventsLookedAt);
-  if (std::any_of(since.begin(), since.end(), [&](const Event& event) {
-        return event.type == "checkpoint" && event.subject == run;
-      })) {
-    commit.jobs[0] = job;
-    commit.jobs[0].state = JobState::kQueued;
-    commit.jobs[0].attempts = 0;
+  commit.jobs.push_back(CheckpointSince(seen, run) ? Requeued(job) : Finished(job, Digest{}));
+  return store_.Apply(std::move(commit)).status();
+}
+
+bool JobWork::CheckpointSince(int64_t event, const std::string& run) const {
+  const auto since = store_.EventsSince(event, kEventsLookedAt);
+  return std::any_of(since.begin(), since.end(), [&](const Event& e) {
+    return e.type == "checkpoint" && e.subject == run;
+  });
+}
+
+bool JobWork::WholeSince(int64_t event) const {
+  const auto since = store_.EventsSince(event, kEventsLookedAt);
+  return std::any_of(since.begin(), since.end(), [&](const Event& e) {
+    const auto it = e.fields.find(e.type == "alias" ? "to" : "artifact");
+    if ((e.type != "alias" && e.type != "pin") || it == e.fields.end()) return false;
+    const Result<Digest> digest = Digest::FromHex(it->second);
+    return digest.ok() && store_.IsCompressed(*digest);
+  });
+}
+
+Status JobWork::Compress(const Job& job, const ProgressFunction& progress) {
+  HistoryOptions options{.bytes_per_second = history_bytes_per_second_};
+  STOCKPOT_ASSIGN_OR_RETURN(options.run, Argument(job, "run"));
+  if (job.args.contains("artifact")) {
+    STOCKPOT_ASSIGN_OR_RETURN(const std::string hex, Argument(job, "artifact"));
+    STOCKPOT_ASSIGN_OR_RETURN(options.artifact, Digest::FromHex(hex));
   }
+  const int64_t seen = store_.LastEvent();
+  int64_t looked = seen;
+  bool yields = false;
+  options.progress = [&](double share) -> Status {
+    STOCKPOT_RETURN_IF_ERROR(progress(share));
+    // Whoever queues a job commits an event with it.
+    if (const int64_t last = store_.LastEvent(); last == std::exchange(looked, last)) return {};
+    for (const Job& open : store_.ListOpenJobs()) yields = yields || open.kind != job.kind;
+    return yields ? Unavailable("another job comes first") : OkStatus();
+  };
+  const Result<HistoryReport> report = store_.CompressHistory(options);
+  Commit commit;
+  if (!report.ok() && yields) {
+    commit.jobs.push_back(Requeued(job));
+    return store_.Apply(std::move(commit)).status();
+  }
+  if (!report.ok()) return report.status();
+  // The old forms go. Somebody scrubs or copies: with the next collection.
+  GarbageOptions garbage = garbage_;
+  garbage.purge = false;
+  const Status collected = store_.CollectGarbage(garbage).status();
+  if (!collected.ok() && collected.code() != StatusCode::kUnavailable) return collected;
+  const bool again = CheckpointSince(seen, options.run) || WholeSince(seen);
+  commit.jobs.push_back(again ? Requeued(job) : Finished(job, Digest{}));
+  commit.events.push_back({.type = "compress",
+                           .subject = options.run,
+                           .fields = {{"run", options.run},
+                                      {"artifacts", std::to_string(report->artifacts)},
+                                      {"chunks", std::to_string(report->chunks)},
+                                      {"chunk_bytes", std::to_string(report->chunk_bytes)},
+                                      {"stored_bytes", std::to_string(report->stored_bytes)},
+                                      {"whole_chunks", std::to_string(report->whole_chunks)},
+                                      {"job", job.key}}});
   return store_.Apply(std::move(commit)).status();
 }
 
@@ -311,12 +372,13 @@ Status JobWork::Fail(Job job, const Status& why) {
   const bool refused =
       why.code() == StatusCode::kInvalidArgument || why.code() == StatusCode::kCorruption ||
       why.code() == StatusCode::kNotFound || why.code() == StatusCode::kAlreadyExists;
+  const bool maintains = job.kind == JobKind::kExpire || job.kind == JobKind::kCompress;
   job.state = JobState::kFailed;
   job.error = why.ToString();
   job.finished_ms = clock_();
   Event event;
   event.type = std::string(JobKindName(job.kind)) +
-               (refused && job.kind != JobKind::kExpire ? "_refused" : "_failed");
+               (refused && !maintains ? "_refused" : "_failed");
   event.fields = job.args;
   event.fields["reason"] = why.message();
   event.fields["code"] = StatusCodeName(why.code());
@@ -329,6 +391,7 @@ Status JobWork::Fail(Job job, const Status& why) {
       event.subject = job.args["artifact"];
       break;
     case JobKind::kExpire:
+    case JobKind::kCompress:
       event.subject = job.args["run"];
       break;
   }

@@ -16,6 +16,7 @@ class JobWork {
         merge_(options.merge),
         clock_(options.clock),
         garbage_{.bytes_per_second = options.expire_bytes_per_second},
+        history_bytes_per_second_(options.history_bytes_per_second),
         threads_(options.threads) {}
 
   // Does the job and commits its outcome, with the job's state kDone. On an error nothing is
@@ -45,12 +46,18 @@ class JobWork {
                                               PublishCodec codec, const std::string& name) const;
   Status Merge(const Job& job, const ProgressFunction& progress);
   Status Expire(const Job& job);
+  Status Compress(const Job& job, const ProgressFunction& progress);
+  // Whether a checkpoint of the run came after `event`: its commit queued this very job again.
+  bool CheckpointSince(int64_t event, const std::string& run) const;
+  // Likewise a name or pin of something compressed, which must become whole.
+  bool WholeSince(int64_t event) const;
   Job Finished(Job job, const Digest& result) const;
 
   CheckpointStore& store_;
   const MergeFunction& merge_;
   const Clock& clock_;
   const GarbageOptions garbage_;
+  const int64_t history_bytes_per_second_;
   ThreadPool threads_;
 };
 

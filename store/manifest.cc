@@ -9,8 +9,8 @@
 namespace stockpot {
 namespace {
 
-constexpr std::array<std::string_view, 5> kKindNames = {"base", "checkpoint", "merge", "variant",
-                                                        "adapter"};
+constexpr std::array<std::string_view, 6> kKindNames = {"base",    "checkpoint", "merge",
+                                                        "variant", "adapter",    "state"};
 constexpr std::array<std::string_view, 3> kCodecNames = {"raw", "base", "bitdelta"};
 
 Status CheckPart(const Part& part, int64_t max_bytes) {
@@ -73,6 +73,9 @@ Status CheckAlias(const Manifest& manifest, const TensorEntry& tensor) {
 Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
   STOCKPOT_RETURN_IF_ERROR(CheckShape(tensor));
   if (!tensor.alias_of.empty()) return CheckAlias(manifest, tensor);
+  if (tensor.codec != Codec::kRaw && manifest.kind == ArtifactKind::kState) {
+    return InvalidArgument("a state holds raw tensors");
+  }
   if (tensor.codec != Codec::kRaw && !manifest.base) {
     return InvalidArgument("codec '" + std::string(CodecName(tensor.codec)) +
                            "' needs an artifact with a base");
@@ -114,9 +117,15 @@ Status CheckOrigin(const Manifest& manifest) {
   if (!manifest.run.empty() && !IsValidRunName(manifest.run)) {
     return InvalidArgument("not a run name");
   }
-  const bool of_run =
-      manifest.kind == ArtifactKind::kCheckpoint || manifest.kind == ArtifactKind::kMerge;
-  if (of_run && manifest.run.empty()) return InvalidArgument("a checkpoint or merge has a run");
+  const bool is_state = manifest.kind == ArtifactKind::kState;
+  const bool of_run = manifest.kind == ArtifactKind::kCheckpoint ||
+                      manifest.kind == ArtifactKind::kMerge || is_state;
+  if (of_run && manifest.run.empty()) {
+    return InvalidArgument("a checkpoint, merge or state has a run");
+  }
+  if (is_state ? !IsValidGroupName(manifest.group) : !manifest.group.empty()) {
+    return InvalidArgument("a state has the name of a group, and nothing else has");
+  }
   if (is_base && !manifest.run.empty()) return InvalidArgument("a base has no run");
   return OkStatus();
 }

@@ -9,8 +9,9 @@
 // Invariants, checked by Validate() on every manifest that enters, also on our own:
 //   - tensor names are unique, 1..512 bytes of valid UTF-8 without control characters; sorted by
 //   name
-//   - a base has no base, run or step; checkpoints and merges have all three; run and step come
-//   together
+//   - a base has no base, run or step; checkpoints, merges and states have all three; run and step
+//   come together
+//   - a state, and nothing else, has a group (store/names.h); its tensors are raw
 //   - file names are plain names (store/names.h), never paths
 //   - a part has exactly ChunkCount(bytes) chunks; its digest is TreeDigest(chunks)
 //   - raw: one part "data" of prod(shape) * size(dtype) bytes
@@ -45,7 +46,8 @@ inline constexpr int64_t kMaxAttributes = kMaxTensors + 1000;  // one a tensor, 
 inline constexpr int64_t kMaxAttributeKeyBytes = kMaxNameBytes + 64;
 inline constexpr int64_t kMaxAttributeBytes = int64_t{64} << 10;
 
-enum class ArtifactKind : uint8_t { kBase, kCheckpoint, kMerge, kVariant, kAdapter };
+// A state is one group of a step's tensors that are no weights: the optimizer's, the random numbers'.
+enum class ArtifactKind : uint8_t { kBase, kCheckpoint, kMerge, kVariant, kAdapter, kState };
 std::string_view ArtifactKindName(ArtifactKind kind);  // "base", "checkpoint", ...
 Result<ArtifactKind> ArtifactKindFromName(std::string_view name);
 
@@ -82,8 +84,9 @@ struct TensorEntry {
 struct Manifest {
   ArtifactKind kind = ArtifactKind::kCheckpoint;
   std::optional<Digest> base;                     // of everything but a base
-  std::string run;                                // checkpoint, merge, variant of one; else empty
+  std::string run;                                // checkpoint, merge, state, variant of one
   int64_t step = -1;                              // likewise; -1: none
+  std::string group;                              // of a state: "optimizer", "rng"; else empty
   std::vector<TensorEntry> tensors;               // sorted by name
   std::map<std::string, Part> files;              // config.json, tokenizer.json, ... by file name
   std::map<std::string, std::string> attributes;  // free facts: method, kept energy, errors, ...

@@ -234,8 +234,8 @@ bool ManifestHandler::String(std::string& value) {
 
 bool ManifestHandler::ManifestString(std::string& value) {
   if (key_ == "base") return ReadDigest(value, manifest_.base.emplace());
-  if (key_ == "run") {
-    manifest_.run = std::move(value);
+  if (key_ == "run" || key_ == "group") {
+    (key_ == "run" ? manifest_.run : manifest_.group) = std::move(value);
     return true;
   }
   if (key_ == "kind") {
@@ -295,6 +295,10 @@ std::string Manifest::ToJson() const {
   out += ",\"files\":";
   AppendParts(out, files);
   out += ",\"format\":" + std::to_string(kManifestFormat) + ',';
+  if (!group.empty()) {
+    AppendField(out, "group", group);
+    out += ',';
+  }
   AppendField(out, "kind", ArtifactKindName(kind));
   if (!run.empty()) {
     out += ',';

@@ -8,6 +8,7 @@ namespace {
 
 constexpr size_t kMaxRunNameBytes = 128;
 constexpr size_t kMaxRouteNameBytes = 256;
+constexpr size_t kMaxGroupNameBytes = 64;
 
 bool IsAlphanumeric(char c) {
   return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
@@ -49,6 +50,12 @@ bool IsValidRunName(std::string_view name) {
   if (name.empty() || name.size() > kMaxRunNameBytes || !IsAlphanumeric(name[0])) return false;
   return std::all_of(name.begin(), name.end(),
                      [](char c) { return IsAlphanumeric(c) || c == '.' || c == '_' || c == '-'; });
+}
+
+bool IsValidGroupName(std::string_view name) {
+  // RUN@STEP.merge and RUN@STEP.full are names of something else.
+  if (name.size() > kMaxGroupNameBytes || name == "merge" || name == "full") return false;
+  return IsValidRunName(name) && name.find('.') == std::string_view::npos;
 }
 
 bool IsValidRouteName(std::string_view name) { return IsPrintableName(name, kMaxRouteNameBytes); }

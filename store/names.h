@@ -16,6 +16,10 @@ bool IsPrintableName(std::string_view name, size_t max_bytes);
 // A run or a base: [A-Za-z0-9][A-Za-z0-9._-]{0,127}. No '@', so that RUN@STEP has one reading.
 bool IsValidRunName(std::string_view name);
 
+// A group of tensors that are no weights: a run's name without '.', at most 64; not "merge" or
+// "full", since RUN@STEP.GROUP names its state.
+bool IsValidGroupName(std::string_view name);
+
 // An alias or a route: 1..256 bytes, printable.
 bool IsValidRouteName(std::string_view name);
 

@@ -11,8 +11,11 @@ namespace stockpot {
 namespace {
 
 constexpr char kPackMagic[] = "STKPACK1";
-constexpr uint32_t kRecordMagic = 0x43524B53;  // "SKRC"
+constexpr uint32_t kRecordMagic = 0x43524B53;   // "SKRC"
+constexpr uint32_t kHistoryMagic = 0x48524B53;  // "SKRH"
 constexpr size_t kLocationBytes = 4 + 8 + 4 + 4;
+constexpr size_t kPlanesLocationBytes = kLocationBytes + 1 + 4;
+constexpr size_t kDeltaLocationBytes = kPlanesLocationBytes + 32;
 constexpr size_t kRecordCrcOffset = kRecordHeaderBytes - 4;
 constexpr size_t kPackCrcOffset = 16;
 
@@ -26,6 +29,25 @@ uint64_t GetInteger(const std::byte* in, int bytes) {
   return value;
 }
 
+// The part of an index entry that only chunks in a history form have.
+Status DecodeForm(std::string_view raw, ChunkLocation& location) {
+  const auto* in = reinterpret_cast<const std::byte*>(raw.data());
+  const uint64_t form = GetInteger(in + kLocationBytes, 1);
+  const auto expected = raw.size() == kDeltaLocationBytes ? ChunkForm::kDelta : ChunkForm::kPlanes;
+  if (form != static_cast<uint64_t>(expected)) {
+    return Corruption("an index entry of the unknown form " + std::to_string(form));
+  }
+  location.form = expected;
+  location.form_bytes = static_cast<uint32_t>(GetInteger(in + kLocationBytes + 1, 4));
+  if (location.form_bytes == 0 || location.form_bytes > location.length || location.is_inline()) {
+    return Corruption("an index entry with " + std::to_string(location.form_bytes) +
+                      " bytes for a chunk of " + std::to_string(location.length));
+  }
+  if (expected == ChunkForm::kPlanes) return OkStatus();
+  STOCKPOT_ASSIGN_OR_RETURN(location.parent, Digest::FromRaw(raw.substr(kPlanesLocationBytes)));
+  return OkStatus();
+}
+
 }  // namespace
 
 std::string ChunkLocation::Encode() const {
@@ -34,11 +56,21 @@ std::string ChunkLocation::Encode() const {
   PutInteger(raw.data() + 4, offset, 8);
   PutInteger(raw.data() + 12, length, 4);
   PutInteger(raw.data() + 16, crc, 4);
-  return {reinterpret_cast<const char*>(raw.data()), raw.size()};
+  std::string text(reinterpret_cast<const char*>(raw.data()), raw.size());
+  if (is_whole()) return text;
+  std::array<std::byte, kPlanesLocationBytes - kLocationBytes> more;
+  PutInteger(more.data(), static_cast<uint8_t>(form), 1);
+  PutInteger(more.data() + 1, form_bytes, 4);
+  text.append(reinterpret_cast<const char*>(more.data()), more.size());
+  if (form == ChunkForm::kDelta) text += parent.raw();
+  return text;
 }
 
 Result<ChunkLocation> ChunkLocation::Decode(std::string_view raw) {
-  if (raw.size() != kLocationBytes) return Corruption("an index entry of the wrong size");
+  if (raw.size() != kLocationBytes && raw.size() != kPlanesLocationBytes &&
+      raw.size() != kDeltaLocationBytes) {
+    return Corruption("an index entry of the wrong size");
+  }
   const auto* in = reinterpret_cast<const std::byte*>(raw.data());
   ChunkLocation location;
   location.pack = static_cast<uint32_t>(GetInteger(in, 4));
@@ -48,16 +80,26 @@ Result<ChunkLocation> ChunkLocation::Decode(std::string_view raw) {
   if (location.length == 0 || location.length > kChunkBytes) {
     return Corruption("an index entry with a length of " + std::to_string(location.length));
   }
+  if (raw.size() != kLocationBytes) STOCKPOT_RETURN_IF_ERROR(DecodeForm(raw, location));
   return location;
 }
 
 std::array<std::byte, kRecordHeaderBytes> EncodeRecordHeader(const Digest& digest, uint32_t length,
                                                              uint32_t crc) {
+  return EncodeRecordHeader(digest, ChunkLocation{.length = length, .crc = crc});
+}
+
+std::array<std::byte, kRecordHeaderBytes> EncodeRecordHeader(const Digest& digest,
+                                                             const ChunkLocation& location) {
   std::array<std::byte, kRecordHeaderBytes> header{};
-  PutInteger(header.data(), kRecordMagic, 4);
-  PutInteger(header.data() + 4, length, 4);
-  PutInteger(header.data() + 8, crc, 4);
+  PutInteger(header.data(), location.is_whole() ? kRecordMagic : kHistoryMagic, 4);
+  PutInteger(header.data() + 4, location.stored_length(), 4);
+  PutInteger(header.data() + 8, location.crc, 4);
   std::memcpy(header.data() + 12, digest.bytes.data(), digest.bytes.size());
+  if (!location.is_whole()) {
+    PutInteger(header.data() + 44, static_cast<uint8_t>(location.form), 1);
+    PutInteger(header.data() + 48, location.length, 4);
+  }
   PutInteger(header.data() + kRecordCrcOffset, Crc32c(std::span(header).first(kRecordCrcOffset)),
              4);
   return header;
@@ -66,7 +108,7 @@ std::array<std::byte, kRecordHeaderBytes> EncodeRecordHeader(const Digest& diges
 Status CheckRecordHeader(std::span<const std::byte> header, const Digest& digest,
                          const ChunkLocation& location) {
   STOCKPOT_CHECK(header.size() == kRecordHeaderBytes, header.size());
-  const auto expected = EncodeRecordHeader(digest, location.length, location.crc);
+  const auto expected = EncodeRecordHeader(digest, location);
   if (std::equal(header.begin(), header.end(), expected.begin())) return OkStatus();
   return Corruption("the record header is not that of the chunk");
 }

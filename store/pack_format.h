@@ -7,8 +7,10 @@
 //                 a sync, zeros up to the next multiple of 4096 (direct I/O writes whole blocks and
 //                 never writes a block twice)
 //
-// Record header: u32 magic, u32 length of the chunk, u32 CRC32C of the chunk, 32 bytes SHA-256 of
-// the chunk, 16 zero bytes, u32 CRC32C of the first 60 bytes.
+// Record header: u32 magic, u32 length of what follows, u32 CRC32C of what follows, 32 bytes SHA-256
+// of the chunk, 16 bytes, u32 CRC32C of the first 60 bytes. What follows is the chunk itself (the 16
+// bytes are zeros), or its history form (store/history_codec.h): then the magic is another one, and
+// the 16 bytes are u8 form, 3 zeros, u32 length of the chunk, 8 zeros.
 //
 // Invariants: a pack is written by one process, once, front to back, and never opened for writing
 // again. A chunk counts only if the catalogue's index names it; whatever else a pack holds is
@@ -34,23 +36,38 @@ inline constexpr int64_t kPackHeaderBytes = kPackBlockBytes;
 inline constexpr int64_t kRecordHeaderBytes = 64;
 inline constexpr uint32_t kPackFormat = 1;
 
-// Where a chunk is. `offset` is that of its record header in the pack.
+// How a record holds its chunk.
+enum class ChunkForm : uint8_t {
+  kWhole,   // as it is
+  kPlanes,  // byte planes, the compressible ones compressed
+  kDelta,   // byte planes of the XOR with the chunk `parent`
+};
+
+// Where a chunk is and how. `offset` is that of its record header in the pack.
 struct ChunkLocation {
-  uint32_t pack = 0;  // 0: not in a pack but in the catalogue itself
+  uint32_t pack = 0;  // 0: not in a pack but in the catalogue itself, whole
   uint64_t offset = 0;
   uint32_t length = 0;  // of the chunk
-  uint32_t crc = 0;     // CRC32C of the chunk
+  uint32_t crc = 0;     // CRC32C of the record's bytes behind its header
+  ChunkForm form = ChunkForm::kWhole;
+  uint32_t form_bytes = 0;  // of the record behind its header, where it is not whole
+  Digest parent;            // kDelta: as long as this chunk
 
   bool is_inline() const { return pack == 0; }
-  uint64_t end() const { return offset + kRecordHeaderBytes + length; }
+  bool is_whole() const { return form == ChunkForm::kWhole; }
+  uint32_t stored_length() const { return is_whole() ? length : form_bytes; }
+  uint64_t end() const { return offset + kRecordHeaderBytes + stored_length(); }
   bool operator==(const ChunkLocation&) const = default;
 
   std::string Encode() const;
   static Result<ChunkLocation> Decode(std::string_view raw);
 };
 
+// Of a whole chunk, and of one in the form that `location` says (its place does not matter).
 std::array<std::byte, kRecordHeaderBytes> EncodeRecordHeader(const Digest& digest, uint32_t length,
                                                              uint32_t crc);
+std::array<std::byte, kRecordHeaderBytes> EncodeRecordHeader(const Digest& digest,
+                                                             const ChunkLocation& location);
 // Corruption unless the header is whole and is that of this chunk at this place.
 Status CheckRecordHeader(std::span<const std::byte> header, const Digest& digest,
                          const ChunkLocation& location);

@@ -50,6 +50,18 @@ Status PackReader::Read(const Digest& digest, const ChunkLocation& location,
   return status.WithContext(DescribeChunk(digest, location));
 }
 
+Status PackReader::ReadStored(const Digest& digest, const ChunkLocation& location,
+                              std::span<std::byte> out) const {
+  STOCKPOT_CHECK(out.size() == location.stored_length(), out.size(), location.stored_length());
+  std::array<std::byte, kRecordHeaderBytes> header;
+  Status status = ReadBytes(location, location.offset, header);
+  if (status.ok()) status = CheckRecordHeader(header, digest, location);
+  if (status.ok()) status = ReadBytes(location, location.offset + kRecordHeaderBytes, out);
+  if (status.ok() && Crc32c(out) != location.crc) status = Corruption("CRC32C does not match");
+  if (status.ok()) return status;
+  return status.WithContext(DescribeChunk(digest, location));
+}
+
 Status PackReader::ReadAndCheckRecord(const Digest& digest, const ChunkLocation& location,
                                       std::span<std::byte> out) const {
   STOCKPOT_RETURN_IF_ERROR(Read(digest, location, out));

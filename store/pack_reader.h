@@ -22,13 +22,19 @@ class PackReader {
  public:
   explicit PackReader(std::filesystem::path directory) : directory_(std::move(directory)) {}
 
-  // Fills `out` with the chunk and verifies its SHA-256. REQUIRES: out.size() == location.length.
+  // Fills `out` with the chunk, which is stored whole, and verifies its SHA-256. REQUIRES:
+  // out.size() == location.length.
   // Corruption names the pack, the offset and the chunk; `out` is then undefined.
   Status Read(const Digest& digest, const ChunkLocation& location, std::span<std::byte> out) const;
 
   // Like Read, and verifies the record's header and CRC32C too (scrub).
   Status ReadAndCheckRecord(const Digest& digest, const ChunkLocation& location,
                             std::span<std::byte> out) const;
+
+  // Fills `out` with the bytes behind the record's header, in whatever form, and verifies header and
+  // CRC32C. REQUIRES: out.size() == location.stored_length().
+  Status ReadStored(const Digest& digest, const ChunkLocation& location,
+                    std::span<std::byte> out) const;
 
   // Lets go of a pack's descriptor, so that unlinking the file gives its bytes back as soon as the
   // reads that are at it are done.

@@ -44,6 +44,12 @@ PackWriter::~PackWriter() {
 // --- appending ---
 
 Status PackWriter::Append(const Digest& digest, std::span<const std::byte> data, uint32_t crc) {
+  return AppendForm(digest, data, {.length = static_cast<uint32_t>(data.size()), .crc = crc});
+}
+
+Status PackWriter::AppendForm(const Digest& digest, std::span<const std::byte> data,
+                              ChunkLocation location) {
+  STOCKPOT_CHECK(data.size() == location.stored_length(), data.size(), location.stored_length());
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !appending_.contains(digest); });
@@ -53,9 +59,9 @@ Status PackWriter::Append(const Digest& digest, std::span<const std::byte> data,
   Status status;
   {
     std::lock_guard append_lock(append_mutex_);
-    status = AppendOnce(digest, data, crc);
+    status = AppendOnce(digest, data, location);
     // A pack that failed under the append says nothing about the next one.
-    if (status.code() == StatusCode::kUnavailable) status = AppendOnce(digest, data, crc);
+    if (status.code() == StatusCode::kUnavailable) status = AppendOnce(digest, data, location);
   }
   std::lock_guard lock(mutex_);
   appending_.erase(digest);
@@ -63,15 +69,13 @@ Status PackWriter::Append(const Digest& digest, std::span<const std::byte> data,
   return status;
 }
 
-Status PackWriter::AppendOnce(const Digest& digest, std::span<const std::byte> data, uint32_t crc) {
+Status PackWriter::AppendOnce(const Digest& digest, std::span<const std::byte> data,
+                              ChunkLocation location) {
   STOCKPOT_RETURN_IF_ERROR(Reach("pack.append"));
   STOCKPOT_RETURN_IF_ERROR(EnsurePack());
-  ChunkLocation location;
   location.pack = current_->number;
   location.offset = static_cast<uint64_t>(buffer_offset_ + buffer_fill_);
-  location.length = static_cast<uint32_t>(data.size());
-  location.crc = crc;
-  STOCKPOT_RETURN_IF_ERROR(CopyIn(EncodeRecordHeader(digest, location.length, crc)));
+  STOCKPOT_RETURN_IF_ERROR(CopyIn(EncodeRecordHeader(digest, location)));
   STOCKPOT_RETURN_IF_ERROR(Reach("pack.append.header"));
   STOCKPOT_RETURN_IF_ERROR(CopyIn(data));
   STOCKPOT_RETURN_IF_ERROR(Reach("pack.append.data"));
@@ -335,6 +339,15 @@ std::optional<ChunkLocation> PackWriter::FindPending(const Digest& digest) const
   return it->second.location;
 }
 
+std::vector<IndexedChunk> PackWriter::PendingDeltas() const {
+  std::lock_guard lock(mutex_);
+  std::vector<IndexedChunk> deltas;
+  for (const auto& [digest, chunk] : pending_) {
+    if (chunk.location.form == ChunkForm::kDelta) deltas.push_back({digest, chunk.location});
+  }
+  return deltas;
+}
+
 Status PackWriter::WaitUntilReadable(const Digest& digest) {
   Pending chunk;
   {
@@ -388,6 +401,16 @@ bool PackWriter::IsOpen(uint32_t pack) {
     if (chunk.location.pack == pack) return true;
   }
   return false;
+}
+
+int64_t PackWriter::unwritten_bytes() {
+  const std::lock_guard append_lock(append_mutex_);
+  const std::lock_guard lock(mutex_);
+  int64_t bytes = buffer_ == nullptr ? 0 : buffer_fill_;
+  for (const auto& pack : unsynced_) {
+    if (pack->failure.ok()) bytes += pack->enqueued - pack->written;
+  }
+  return bytes;
 }
 
 Status PackWriter::LostReason(const Digest& digest) const {

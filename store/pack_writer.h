@@ -57,9 +57,14 @@ class PackWriter {
   // Appends unless the chunk is pending already (another thread's append of it is waited for).
   // `crc` is the chunk's CRC32C. An error: nothing of the chunk counts.
   Status Append(const Digest& digest, std::span<const std::byte> data, uint32_t crc);
+  // Likewise, in the form that `location` says (length, crc, form and parent; its place is set
+  // here). REQUIRES: data.size() == location.stored_length().
+  Status AppendForm(const Digest& digest, std::span<const std::byte> data, ChunkLocation location);
 
   // Where a pending chunk is or will be.
   std::optional<ChunkLocation> FindPending(const Digest& digest) const;
+  // What is pending and stored as a difference to another chunk, which must therefore stay.
+  std::vector<IndexedChunk> PendingDeltas() const;
   // Waits until a pending chunk can be read from its pack. OK if it is not pending.
   Status WaitUntilReadable(const Digest& digest);
 
@@ -74,6 +79,9 @@ class PackWriter {
   // Whether the pack can still come to hold chunks that the index does not name: it is being filled
   // or written, or has pending chunks.
   bool IsOpen(uint32_t pack);
+
+  // Of packs, appended and not in their files yet.
+  int64_t unwritten_bytes();
 
   // Why an appended chunk was lost; OK if it was not.
   Status LostReason(const Digest& digest) const;
@@ -109,7 +117,8 @@ class PackWriter {
   };
 
   Status Reach(std::string_view name) const { return ReachFailpoint(options_.failpoints, name); }
-  Status AppendOnce(const Digest& digest, std::span<const std::byte> data, uint32_t crc);
+  Status AppendOnce(const Digest& digest, std::span<const std::byte> data,
+                    ChunkLocation location);
   Status EnsurePack();
   Status OpenPack();
   Status CopyIn(std::span<const std::byte> data);

@@ -19,10 +19,6 @@ constexpr int64_t kStoreRetryMs = 1000;  // after the store refused to note a jo
 constexpr int64_t kMaxBackoffMs = 30'000;
 constexpr int64_t kEventsAtOnce = 1000;
 
-bool IsOpen(const Job& job) {
-  return job.state == JobState::kQueued || job.state == JobState::kRunning;
-}
-
 }  // namespace
 
 struct Pipeline::State {
@@ -73,16 +69,19 @@ struct Pipeline::State {
   }
 
   // A job that is running while the runner is not at it was interrupted: by a kill, or because the
-  // store could not note its end.
+  // store could not note its end. Compression of history waits for everything else.
   std::optional<Job> NextJob() const {
-    for (Job& job : store.ListJobs()) {
-      if (IsOpen(job)) return std::move(job);
-    }
-    return std::nullopt;
+    std::vector<Job> open = store.ListOpenJobs();
+    const auto next = std::find_if(open.begin(), open.end(), [](const Job& job) {
+      return job.kind != JobKind::kCompress;
+    });
+    if (next != open.end()) return std::move(*next);
+    if (open.empty()) return std::nullopt;
+    return std::move(open.front());
   }
 
   void Run() {
-    seen_event = store.Usage().events;
+    seen_event = store.LastEvent();
     while (!Stopping()) {
       std::optional<Job> job = NextJob();
       if (!job) {
@@ -190,8 +189,7 @@ Pipeline::Progress Pipeline::progress() const {
 bool Pipeline::WaitIdle(int64_t timeout_ms) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   for (;;) {
-    const std::vector<Job> jobs = state_->store.ListJobs();
-    if (std::none_of(jobs.begin(), jobs.end(), IsOpen)) return true;
+    if (state_->store.ListOpenJobs().empty()) return true;
     if (std::chrono::steady_clock::now() >= deadline) return false;
     std::unique_lock lock(state_->mutex);
     state_->wake.wait_for(lock, std::chrono::milliseconds(kIdlePollMs));

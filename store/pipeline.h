@@ -1,4 +1,4 @@
-// The durable jobs: merge, publish and expire. One runner thread takes queued jobs in order, does
+// The durable jobs: merge, publish, expire and compress. One runner thread takes queued jobs in order, does
 // the work, and commits the outcome together with the job's new state, so that a restart resumes
 // exactly what was not finished and does nothing twice.
 //
@@ -13,6 +13,10 @@
 // already is committed without a step record: it is found by its digest, and published under a
 // given name.
 //
+// A compress job gives the history of its run another form (store/history.h), then the bytes back.
+// It runs when no other job is queued, stops between two chunks for one that comes, and goes on
+// after it.
+//
 // Events (fields are text; digests hex):
 //   "job"      a job was submitted.        subject: key. fields: kind
 //   "variant"  subject: the variant. fields: variant, source, base, codec, run, step, bytes,
@@ -25,8 +29,10 @@
 //   routes stay.
 //              subject: the artifact (merge: run@step). fields: reason, code, job, and the job's
 //              arguments
+//   "compress" history was compressed.     subject: run. fields: run, artifacts, chunks, chunk_bytes,
+//   stored_bytes, whole_chunks
 //   "delete", "undelete", "purge", "gc"    see store/README.md
-//   "publish_failed", "merge_failed", "expire_failed"       anything else, after the last attempt.
+//   "publish_failed", "merge_failed", "expire_failed", "compress_failed"  anything else, after the last attempt.
 //   Fields likewise
 #pragma once
 
@@ -56,7 +62,8 @@ class Pipeline {
     int max_attempts = 3;  // of a retryable failure (kernels/base/status.h); others fail at once
     int64_t backoff_ms = 200;  // before the second attempt; doubles with each
     Clock clock;               // REQUIRES: set
-    int64_t expire_bytes_per_second = int64_t{100} << 20;  // of compaction; 0: no throttle
+    int64_t expire_bytes_per_second = int64_t{100} << 20;   // of compaction; 0: no throttle
+  int64_t history_bytes_per_second = int64_t{100} << 20;  // of compression; 0: no throttle
   };
   // Starts the runner; a job that was running when the last one ended is done again. `store` must
   // outlive the pipeline.

@@ -111,6 +111,14 @@ Job MakeExpireJob(const std::string& run) {
   return {.key = "expire/" + run, .kind = JobKind::kExpire, .args = {{"run", run}}};
 }
 
+Job MakeCompressJob(const std::string& run, const std::optional<Digest>& artifact) {
+  Job job{.key = "compress/" + run, .kind = JobKind::kCompress, .args = {{"run", run}}};
+  if (!artifact) return job;
+  job.args["artifact"] = artifact->Hex();
+  job.key += "/" + artifact->Hex();
+  return job;
+}
+
 std::vector<std::string> RouteNamesFor(const StepRecord& source, PublishCodec codec,
                                        const std::string& given_name, int64_t latest_served_step,
                                        bool is_best) {

@@ -38,6 +38,10 @@ Job MakeMergeJob(const std::string& run, int64_t step, const std::vector<Digest>
 // checkpoint of a run that has rules, in the commit of the checkpoint: never before it.
 Job MakeExpireJob(const std::string& run);
 
+// key "compress/<run>"; args run: CheckpointStore::CompressHistory of a run. With an artifact: key
+// "compress/<run>/<artifact hex>", args run, artifact.
+Job MakeCompressJob(const std::string& run, const std::optional<Digest>& artifact = std::nullopt);
+
 // Where a variant of `source` answers: the given name, or by default
 //   checkpoint: RUN@STEP, RUN@latest (if no newer step is served), RUN@best (if it is the best)
 //   merge:      RUN@STEP.merge          dense codec: RUN@STEP.full, RUN@STEP.merge.full

@@ -56,7 +56,9 @@ std::string EncodeRun(const Run& run) {
                {"best_metric", c.best_metric},
                {"best_is_lower", c.best_is_lower},
                {"merge_energy", c.merge_energy},
-               {"merge_rank", c.merge_rank}});
+               {"merge_rank", c.merge_rank},
+               {"compress_history", c.compress_history},
+               {"quota_bytes", c.quota_bytes}});
 }
 
 Result<Run> DecodeRun(std::string_view text) {
@@ -71,6 +73,8 @@ Result<Run> DecodeRun(std::string_view text) {
     Read(j, "best_is_lower", run.config.best_is_lower);
     Read(j, "merge_energy", run.config.merge_energy);
     Read(j, "merge_rank", run.config.merge_rank);
+    Read(j, "compress_history", run.config.compress_history);
+    Read(j, "quota_bytes", run.config.quota_bytes);
   });
 }
 
@@ -78,6 +82,7 @@ std::string EncodeStep(const StepRecord& step) {
   return Dump({{"run", step.run},
                {"step", step.step},
                {"kind", ArtifactKindName(step.kind)},
+               {"group", step.group},
                {"artifact", step.artifact.Hex()},
                {"metrics", step.metrics},
                {"committed_ms", step.committed_ms}});
@@ -88,6 +93,7 @@ Result<StepRecord> DecodeStep(std::string_view text) {
     step.run = ReadName(j, "run");
     step.step = j.at("step").get<int64_t>();
     step.kind = ValueOrThrow(ArtifactKindFromName(ReadName(j, "kind")));
+    Read(j, "group", step.group);
     step.artifact = ReadDigest(j, "artifact");
     Read(j, "metrics", step.metrics);
     Read(j, "committed_ms", step.committed_ms);
@@ -180,9 +186,14 @@ std::string EncodeRetention(const RetentionPolicy& policy) {
   for (const RetentionPolicy::Best& rule : policy.best) {
     best.push_back({{"metric", rule.metric}, {"lower", rule.lower}, {"keep", rule.keep}});
   }
+  json groups = json::array();
+  for (const RetentionPolicy::Group& rule : policy.groups) {
+    groups.push_back({{"group", rule.group}, {"keep_last", rule.keep_last}, {"every", rule.every}});
+  }
   return Dump({{"keep_last", policy.keep_last},
                {"best", best},
                {"every", policy.every},
+               {"groups", groups},
                {"grace_ms", policy.grace_ms}});
 }
 
@@ -196,6 +207,12 @@ Result<RetentionPolicy> DecodeRetention(std::string_view text) {
       policy.best.push_back({.metric = ReadName(rule, "metric"),
                              .lower = rule.at("lower").get<bool>(),
                              .keep = rule.at("keep").get<int64_t>()});
+    }
+    // Policies of before there were groups have none.
+    for (const json& rule : j.value("groups", json::array())) {
+      policy.groups.push_back({.group = ReadName(rule, "group"),
+                               .keep_last = rule.at("keep_last").get<int64_t>(),
+                               .every = rule.at("every").get<int64_t>()});
     }
   });
 }

@@ -19,9 +19,10 @@ Result<Enum> FromName(const std::array<std::string_view, n>& names, std::string_
 }
 
 constexpr std::array<std::string_view, 4> kPublishPolicies = {"every", "merges", "best", "request"};
-constexpr std::array<std::string_view, 6> kEdgeTypes = {
-    "trained_from", "merged_from", "compressed_from", "adapter_of", "pooled_from", "resumed_from"};
-constexpr std::array<std::string_view, 3> kJobKinds = {"merge", "publish", "expire"};
+constexpr std::array<std::string_view, 7> kEdgeTypes = {
+    "trained_from", "merged_from",  "compressed_from", "adapter_of",
+    "pooled_from",  "resumed_from", "state_of"};
+constexpr std::array<std::string_view, 4> kJobKinds = {"merge", "publish", "expire", "compress"};
 constexpr std::array<std::string_view, 4> kJobStates = {"queued", "running", "done", "failed"};
 constexpr std::array<std::string_view, 2> kPublishCodecs = {"bitdelta", "dense"};
 

@@ -26,6 +26,11 @@ struct RunConfig {
   bool best_is_lower = true;
   double merge_energy = 0.95;  // kept share of ||delta||_F^2 per matrix, (0, 1]
   int64_t merge_rank = 0;      // > 0: fixed rank instead of the energy floor
+  // Older checkpoints are stored as differences, in the background (store/history.h). Off unless
+  // asked for: it costs a core beside the training and writes what it compresses a second time.
+  bool compress_history = false;
+  int64_t quota_bytes = 0;  // of the distinct chunks of its artifacts; 0: none
+  bool operator==(const RunConfig&) const = default;
 };
 
 struct Run {
@@ -36,11 +41,13 @@ struct Run {
   int64_t created_ms = 0;
 };
 
-// One complete checkpoint or merge of a run. A (run, step) has at most one of each kind.
+// One complete checkpoint, merge or state of a run. A (run, step) has at most one of each kind, and
+// of states one of each group.
 struct StepRecord {
   std::string run;
   int64_t step = 0;
-  ArtifactKind kind = ArtifactKind::kCheckpoint;  // or kMerge
+  ArtifactKind kind = ArtifactKind::kCheckpoint;  // or kMerge, kState
+  std::string group;                              // of a state; else empty
   Digest artifact;
   std::map<std::string, double> metrics;  // as reported by the trainer; finite
   int64_t committed_ms = 0;
@@ -54,6 +61,7 @@ enum class EdgeType : uint8_t {
   kAdapterOf,
   kPooledFrom,
   kResumedFrom,
+  kStateOf,
 };
 std::string_view EdgeTypeName(EdgeType type);  // "trained_from", ...
 Result<EdgeType> EdgeTypeFromName(std::string_view name);
@@ -89,9 +97,9 @@ struct Event {
   std::map<std::string, std::string> fields;
 };
 
-enum class JobKind : uint8_t { kMerge, kPublish, kExpire };
+enum class JobKind : uint8_t { kMerge, kPublish, kExpire, kCompress };
 enum class JobState : uint8_t { kQueued, kRunning, kDone, kFailed };
-std::string_view JobKindName(JobKind kind);  // "merge", "publish", "expire"
+std::string_view JobKindName(JobKind kind);  // "merge", "publish", "expire", "compress"
 Result<JobKind> JobKindFromName(std::string_view name);
 std::string_view JobStateName(JobState state);  // "queued", "running", "done", "failed"
 Result<JobState> JobStateFromName(std::string_view name);
@@ -146,9 +154,20 @@ struct RetentionPolicy {
   int64_t keep_last = 0;   // the newest n checkpoints and the newest n merges; 0: no such rule
   std::vector<Best> best;  // the best k by each metric
   int64_t every = 0;       // steps that are multiples of it; 0: no such rule
+  // Of the states of a group: the newest n, and those at multiples of m. Without a rule a state
+  // stays as long as its checkpoint; one that stays by a rule keeps its checkpoint.
+  struct Group {
+    std::string group;
+    int64_t keep_last = 0;
+    int64_t every = 0;
+    bool operator==(const Group&) const = default;
+  };
+  std::vector<Group> groups;
   int64_t grace_ms = int64_t{7} * 24 * 3600 * 1000;  // from the deletion to the end of undelete
 
-  bool KeepsEverything() const { return keep_last == 0 && best.empty() && every == 0; }
+  // Of checkpoints and merges.
+  bool KeepsEveryStep() const { return keep_last == 0 && best.empty() && every == 0; }
+  bool KeepsEverything() const { return KeepsEveryStep() && groups.empty(); }
   bool operator==(const RetentionPolicy&) const = default;
 };
 

@@ -14,6 +14,7 @@ namespace {
 // --- limits ---
 constexpr int64_t kMaxCount = 1'000'000;
 constexpr size_t kMaxBestRules = 32;
+constexpr size_t kMaxGroupRules = 32;
 constexpr size_t kMaxMetricBytes = 256;
 constexpr int64_t kMaxGraceMs = int64_t{10} * 366 * 24 * 3600 * 1000;
 
@@ -41,13 +42,19 @@ class Decision {
     for (size_t i = 0; i < inputs_.artifacts.size(); ++i) {
       const RetentionArtifact& artifact = inputs_.artifacts[i];
       if (artifact.kind == ArtifactKind::kBase) Add(i, KeepReason::kBase, "");
-      if (artifact.has_step && !artifact.run.empty()) steps_[artifact.run].push_back(i);
+      if (!artifact.has_step || artifact.run.empty()) continue;
+      if (artifact.kind == ArtifactKind::kState) {
+        states_[artifact.run][artifact.group].push_back(i);
+      } else {
+        steps_[artifact.run].push_back(i);
+      }
     }
     for (const Hold& hold : inputs_.holds) AddTo(hold.artifact, hold.reason, hold.name);
     for (const Run& run : inputs_.runs) {
       KeepBest(run);
       KeepLastGood(run.name);
       ApplyRules(run.name);
+      ApplyGroupRules(run.name);
     }
     KeepTheRest();
     KeepWhatStaysWithItsSource();
@@ -95,14 +102,12 @@ class Decision {
   }
 
   void ApplyRules(const std::string& run) {
-    const auto found = inputs_.policies.find(run);
-    const RetentionPolicy policy =
-        found == inputs_.policies.end() ? RetentionPolicy{} : found->second;
+    const RetentionPolicy policy = PolicyOf(run);
     std::vector<size_t> candidates;
     for (const size_t i : steps_[run]) {
       if (!DeletedByPerson(At(i))) candidates.push_back(i);
     }
-    if (policy.KeepsEverything()) {
+    if (policy.KeepsEveryStep()) {
       for (const size_t i : candidates) Add(i, KeepReason::kNoRule, "");
       return;
     }
@@ -142,6 +147,46 @@ class Decision {
     }
   }
 
+  RetentionPolicy PolicyOf(const std::string& run) const {
+    const auto found = inputs_.policies.find(run);
+    return found == inputs_.policies.end() ? RetentionPolicy{} : found->second;
+  }
+
+  // A state without its checkpoint resumes nothing.
+  std::optional<size_t> CheckpointOf(size_t state) const {
+    for (const Digest& source : At(state).sources) {
+      const auto it = index_.find(source);
+      if (it != index_.end() && !DeletedByPerson(At(it->second))) return it->second;
+    }
+    return std::nullopt;
+  }
+
+  void ApplyGroupRules(const std::string& run) {
+    const RetentionPolicy policy = PolicyOf(run);
+    for (const RetentionPolicy::Group& rule : policy.groups) {
+      std::vector<size_t> candidates;
+      for (const size_t i : states_[run][rule.group]) {
+        ruled_states_.insert(i);
+        if (!DeletedByPerson(At(i)) && CheckpointOf(i)) candidates.push_back(i);
+      }
+      const auto keep = [&](size_t i, KeepReason reason, int64_t detail) {
+        Add(i, reason, std::to_string(detail));
+        Add(*CheckpointOf(i), KeepReason::kState, rule.group);
+      };
+      std::sort(candidates.begin(), candidates.end(),
+                [&](size_t a, size_t b) { return At(a).step > At(b).step; });
+      const int64_t newest = std::max<int64_t>(rule.keep_last, 1);
+      for (size_t n = 0; n < candidates.size() && static_cast<int64_t>(n) < newest; ++n) {
+        keep(candidates[n], KeepReason::kRuleLast, newest);
+      }
+      for (const size_t i : candidates) {
+        if (rule.every > 0 && At(i).step % rule.every == 0) {
+          keep(i, KeepReason::kRuleEvery, rule.every);
+        }
+      }
+    }
+  }
+
   // What no rule speaks of: artifacts without a step that were made from nothing that is known.
   void KeepTheRest() {
     std::set<std::string> known;
@@ -158,7 +203,10 @@ class Decision {
   void KeepWhatStaysWithItsSource() {
     std::vector<size_t> followers;
     for (size_t i = 0; i < fates_.size(); ++i) {
-      if (!At(i).has_step && !At(i).sources.empty() && !DeletedByPerson(At(i))) {
+      const bool of_own_rules = At(i).kind == ArtifactKind::kState
+                                    ? ruled_states_.contains(i)
+                                    : At(i).has_step;
+      if (!of_own_rules && !At(i).sources.empty() && !DeletedByPerson(At(i))) {
         followers.push_back(i);
       }
     }
@@ -205,7 +253,9 @@ class Decision {
   const RetentionInputs& inputs_;
   std::vector<Fate> fates_;
   std::unordered_map<Digest, size_t, DigestHash> index_;
-  std::map<std::string, std::vector<size_t>> steps_;  // of each run
+  std::map<std::string, std::vector<size_t>> steps_;  // of each run, without states
+  std::map<std::string, std::map<std::string, std::vector<size_t>>> states_;  // by run and group
+  std::set<size_t> ruled_states_;  // whose group has a rule
 };
 
 }  // namespace
@@ -240,6 +290,8 @@ std::string KeepText(const Keep& keep) {
       return "every " + keep.detail;
     case KeepReason::kSource:
       return "its source " + keep.detail + " stays";
+    case KeepReason::kState:
+      return "its " + keep.detail + " stays";
   }
   return "";
 }
@@ -285,6 +337,20 @@ Status CheckRetention(const RetentionPolicy& policy) {
     if (!seen.insert({rule.metric, rule.lower}).second) {
       return InvalidArgument("best: metric '" + rule.metric + "' is named twice");
     }
+  }
+  if (policy.groups.size() > kMaxGroupRules) {
+    return InvalidArgument("groups: at most " + std::to_string(kMaxGroupRules) + " rules");
+  }
+  std::set<std::string> groups;
+  for (const RetentionPolicy::Group& rule : policy.groups) {
+    if (!IsValidGroupName(rule.group)) return InvalidArgument("groups: not a name of a group");
+    const std::string what = "group " + rule.group + ": ";
+    STOCKPOT_RETURN_IF_ERROR(check_count(rule.keep_last, what + "keep_last", 0));
+    STOCKPOT_RETURN_IF_ERROR(check_count(rule.every, what + "every", 0));
+    if (rule.keep_last == 0 && rule.every == 0) {
+      return InvalidArgument(what + "the rule says nothing: give keep_last or every");
+    }
+    if (!groups.insert(rule.group).second) return InvalidArgument(what + "has two rules");
   }
   if (policy.grace_ms < 0 || policy.grace_ms > kMaxGraceMs) {
     return InvalidArgument("grace_ms must be 0.." + std::to_string(kMaxGraceMs));

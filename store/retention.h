@@ -17,7 +17,11 @@
 //   best k      one of the k best by a metric, checkpoints and merges together; ties go to the
 //               earlier step, then to the checkpoint; without a value there is no place
 //   every m     its step is a multiple of m
-//   source      a variant, adapter or merge without a step: what it was made from stays
+//   source      a variant, adapter or merge without a step: what it was made from stays; a state of
+//               a group without a rule: its checkpoint stays
+//   state       the state of one of its groups stays by a rule
+// A state has the rules of its group alone, never fewer than the newest one of a group, and none
+// once a person deleted its checkpoint. A person may delete any state.
 // An artifact that belongs to no run and was made from nothing stays (no rule).
 //
 // What was deleted by a person takes no place in the rules. What was deleted by retention does: a
@@ -56,6 +60,7 @@ enum class KeepReason : uint8_t {
   kRuleBest,
   kRuleEvery,
   kSource,
+  kState,
 };
 // True for the reasons that also a person's `delete` respects.
 constexpr bool IsFirm(KeepReason reason) { return reason <= KeepReason::kLeased; }
@@ -73,11 +78,13 @@ struct RetentionArtifact {
   ArtifactKind kind = ArtifactKind::kCheckpoint;
   std::string run;        // of the manifest; empty: none
   int64_t step = -1;      // likewise; -1: none
+  std::string group;      // likewise; of a state
   bool has_step = false;  // (run, step, kind) names it
   bool refused = false;   // the publish gate found it broken
   int64_t committed_ms = 0;
   std::vector<Digest> needs;    // to be restored
-  std::vector<Digest> sources;  // what it was made from: compressed, merged, pooled, adapted
+  std::vector<Digest> sources;  // what it was made from: compressed, merged, ...; of a state its
+                                // checkpoint
   std::vector<Edge> edges;      // all to its parents
   std::map<std::string, double> metrics;  // of its step
   std::vector<Eval> evals;
@@ -113,7 +120,8 @@ std::vector<Fate> DecideRetention(const RetentionInputs& inputs);
 std::optional<double> MetricOf(const RetentionArtifact& artifact, const std::string& metric);
 
 // InvalidArgument names the field: counts are 0..1,000,000, a metric is 1..256 printable bytes and
-// named once per direction, at most 32 of them; the grace is 0..10 years.
+// named once per direction, at most 32 of them; a group has one rule that says something, at most 32
+// of them; the grace is 0..10 years.
 Status CheckRetention(const RetentionPolicy& policy);
 
 }  // namespace stockpot

@@ -35,7 +35,8 @@ Result<std::vector<T>> ReadAll(const Catalog& catalog, std::string_view prefix, 
 // Of the edges that say what an artifact was made from. A base is no source: it always stays.
 bool IsSource(EdgeType type) {
   return type == EdgeType::kMergedFrom || type == EdgeType::kCompressedFrom ||
-         type == EdgeType::kPooledFrom || type == EdgeType::kAdapterOf;
+         type == EdgeType::kPooledFrom || type == EdgeType::kAdapterOf ||
+         type == EdgeType::kStateOf;
 }
 
 Result<Edge> DecodeUpEdge(std::string_view rest) {
@@ -110,6 +111,7 @@ class StateReader {
       if (!facts.ok()) continue;
       artifact.run = facts->run;
       artifact.step = facts->step;
+      artifact.group = std::move(facts->group);
       artifact.needs = std::move(facts->needs);
     }
     STOCKPOT_ASSIGN_OR_RETURN(const auto tombstones,

@@ -13,6 +13,7 @@ namespace stockpot {
 struct ManifestFacts {
   std::string run;
   int64_t step = -1;
+  std::string group;
   std::vector<Digest> needs;  // artifacts that this one is stored as a difference to
 };
 using FactsOf = std::function<Result<ManifestFacts>(const Digest&)>;

@@ -447,6 +447,10 @@ Result<rpc::Job> Client::Publish(const std::string& id, const std::string& codec
       "publish", [&](Connection& c, auto& out) { c.control->publish(out, id, codec, name); });
 }
 
+Result<rpc::Job> Client::Compress(const std::string& id) {
+  return Call<rpc::Job>("compress", [&](Connection& c, auto& out) { c.control->compress(out, id); });
+}
+
 Result<rpc::Job> Client::GetJob(const std::string& key) {
   return Call<rpc::Job>("job", [&](Connection& c, auto& out) { c.control->job(out, key); });
 }

@@ -133,6 +133,8 @@ class Client {
   // `codec`: "bitdelta" or "dense"; `name`: empty for the default routes.
   Result<rpc::Job> Publish(const std::string& id, const std::string& codec,
                            const std::string& name);
+  // `id`: a run, or one checkpoint or state.
+  Result<rpc::Job> Compress(const std::string& id);
   Result<rpc::Job> GetJob(const std::string& key);
   Result<std::vector<rpc::Job>> Jobs();
   Status Unpublish(const std::string& name);

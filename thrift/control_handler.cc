@@ -77,8 +77,26 @@ class ControlHandler : public rpc::ControlServiceIf {
     });
   }
 
-  void compress(rpc::Job&, const std::string&) override {
-    Answer([] { return InvalidArgument("this version does not compress history yet"); });
+  void compress(rpc::Job& reply, const std::string& id) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
+      Job asked;
+      if (store_.GetRun(id).ok()) {
+        asked = MakeCompressJob(id);
+      } else {
+        STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(id));
+        STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
+        if (manifest.kind != ArtifactKind::kCheckpoint && manifest.kind != ArtifactKind::kState) {
+          return InvalidArgument("'" + id + "' is a " +
+                                 std::string(ArtifactKindName(manifest.kind)) +
+                                 ": runs, checkpoints and states are compressed");
+        }
+        asked = MakeCompressJob(manifest.run, digest);
+      }
+      STOCKPOT_ASSIGN_OR_RETURN(const Job job, pipeline_.Submit(std::move(asked)));
+      reply = WithProgress(job);
+      return OkStatus();
+    });
   }
 
   void job(rpc::Job& reply, const std::string& key) override {
@@ -130,6 +148,8 @@ class ControlHandler : public rpc::ControlServiceIf {
       reply.artifacts = usage.artifacts;
       reply.chunks = usage.chunks;
       reply.chunk_bytes = usage.chunk_bytes;
+      reply.stored_chunk_bytes = usage.stored_bytes;
+      reply.quota_bytes = store_.quota_bytes();
       reply.pack_bytes = usage.pack_bytes;
       reply.open_sessions = ingest_.open_sessions();
       AddJobs(reply.jobs);

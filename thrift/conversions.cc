@@ -2,19 +2,17 @@
 
 #include <array>
 
+#include "store/names.h"
 #include "thrift/limits.h"
 
 namespace stockpot {
 namespace {
 
 constexpr std::array kKinds = {ArtifactKind::kBase, ArtifactKind::kCheckpoint, ArtifactKind::kMerge,
-                               ArtifactKind::kVariant, ArtifactKind::kAdapter};
+                               ArtifactKind::kVariant, ArtifactKind::kAdapter, ArtifactKind::kState};
 
 Result<TensorEntry> TensorFromRpc(const rpc::Tensor& tensor) {
   const std::string what = "tensor '" + tensor.name.substr(0, kMaxNameBytes) + "'";
-  if (!tensor.group.empty()) {
-    return InvalidArgument(what + ": this version takes no groups of tensors yet");
-  }
   TensorEntry entry;
   entry.name = tensor.name;
   const std::optional<DType> dtype = DTypeFromName(tensor.dtype);
@@ -60,6 +58,9 @@ Result<RunConfig> RunConfigFromRpc(const rpc::RunConfig& config) {
   }
   out.merge_rank = config.merge_rank;
   if (out.merge_rank < 0) return InvalidArgument("merge_rank is negative: 0 goes by energy");
+  out.compress_history = config.compress_history;
+  out.quota_bytes = config.quota_bytes;
+  if (out.quota_bytes < 0) return InvalidArgument("quota_bytes is negative: 0 sets no quota");
   return out;
 }
 
@@ -102,10 +103,16 @@ Result<Part> PartFromRpc(const rpc::Part& part, const std::string& what) {
 
 Result<ShardCommit> ShardFromRpc(const rpc::Shard& shard) {
   ShardCommit out;
+  for (const rpc::Tensor& tensor : shard.tensors) {
+    if (!tensor.group.empty() && !IsValidGroupName(tensor.group)) {
+      return InvalidArgument("tensor '" + tensor.name.substr(0, kMaxNameBytes) + "': '" +
+                             tensor.group.substr(0, 64) + "' is no name of a group");
+    }
+  }
   out.tensors.reserve(shard.tensors.size());
   for (const rpc::Tensor& tensor : shard.tensors) {
     STOCKPOT_ASSIGN_OR_RETURN(TensorEntry entry, TensorFromRpc(tensor));
-    out.tensors.push_back(std::move(entry));
+    (tensor.group.empty() ? out.tensors : out.states[tensor.group]).push_back(std::move(entry));
   }
   for (const auto& [name, part] : shard.files) {
     STOCKPOT_ASSIGN_OR_RETURN(out.files[name],
@@ -125,6 +132,9 @@ Result<RetentionPolicy> RetentionPolicyFromRpc(const rpc::RetentionPolicy& polic
   }
   out.every = policy.every;
   out.grace_ms = policy.grace_ms;
+  for (const rpc::GroupRule& rule : policy.groups) {
+    out.groups.push_back({rule.group, rule.keep_last, rule.every});
+  }
   return out;  // the store checks the values
 }
 
@@ -140,6 +150,8 @@ rpc::Kind ToRpc(ArtifactKind kind) {
       return rpc::Kind::VARIANT;
     case ArtifactKind::kAdapter:
       return rpc::Kind::ADAPTER;
+    case ArtifactKind::kState:
+      return rpc::Kind::STATE;
   }
   return rpc::Kind::CHECKPOINT;
 }
@@ -152,6 +164,8 @@ rpc::RunConfig ToRpc(const RunConfig& config) {
   out.best_is_lower = config.best_is_lower;
   out.merge_energy = config.merge_energy;
   out.merge_rank = config.merge_rank;
+  out.compress_history = config.compress_history;
+  out.quota_bytes = config.quota_bytes;
   return out;
 }
 
@@ -180,6 +194,7 @@ rpc::Step ToRpc(const StepRecord& step) {
   out.artifact = RawBytes(step.artifact);
   out.metrics = step.metrics;
   out.committed_ms = step.committed_ms;
+  out.group = step.group;
   return out;
 }
 
@@ -264,6 +279,7 @@ rpc::CommitReply ToRpc(const CommitReply& reply) {
   out.event_sequence = reply.event_sequence;
   out.existed = reply.existed;
   out.complete = true;
+  for (const auto& [group, artifact] : reply.states) out.states[group] = RawBytes(artifact);
   return out;
 }
 
@@ -278,6 +294,12 @@ rpc::RetentionPolicy ToRpc(const RetentionPolicy& policy) {
   }
   out.every = policy.every;
   out.grace_ms = policy.grace_ms;
+  for (const RetentionPolicy::Group& rule : policy.groups) {
+    rpc::GroupRule& entry = out.groups.emplace_back();
+    entry.group = rule.group;
+    entry.keep_last = rule.keep_last;
+    entry.every = rule.every;
+  }
   return out;
 }
 
@@ -291,6 +313,7 @@ rpc::GcReply ToRpc(const RetentionChanges& changes, const GarbageReport& report)
     entry.kind = ToRpc(gone.kind);
     entry.run = gone.run;
     entry.step = gone.step;
+    entry.group = gone.group;
     entry.bytes = gone.bytes;
   }
   out.chunks = report.chunks;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "store/policy.h"
 #include "store/retention.h"
 #include "thrift/conversions.h"
 #include "thrift/handlers.h"
@@ -12,6 +13,7 @@ struct Summary {
   ArtifactKind kind = ArtifactKind::kCheckpoint;
   std::string run;
   int64_t step = -1;
+  std::string group;
   int64_t tensors = 0;
   int64_t logical_bytes = 0;
   int64_t stored_bytes = 0;
@@ -25,6 +27,7 @@ Summary Summarise(const Manifest& manifest) {
   Summary summary{manifest.kind,
                   manifest.run,
                   manifest.step,
+                  manifest.group,
                   static_cast<int64_t>(manifest.tensors.size()),
                   manifest.logical_bytes(),
                   manifest.stored_bytes(),
@@ -66,15 +69,18 @@ class LineageHandler : public rpc::LineageServiceIf {
       STOCKPOT_RETURN_IF_ERROR(store_.GetRun(run).status());
       const NameIndex names(store_);
       for (const StepRecord& step : store_.ListSteps(run)) {
+        if (step.kind == ArtifactKind::kState) continue;   // with its checkpoint
         if (!store_.HasArtifact(step.artifact)) continue;  // purged since the listing
         rpc::LogEntry& entry = reply.emplace_back();
         entry.step = ToRpc(step);
         STOCKPOT_ASSIGN_OR_RETURN(entry.artifact, Info(step.artifact, names));
         entry.artifact.metrics = step.metrics;
         for (const Edge& edge : store_.Children(step.artifact)) {
-          if (edge.type != EdgeType::kCompressedFrom) continue;
-          STOCKPOT_ASSIGN_OR_RETURN(rpc::ArtifactInfo variant, Info(edge.child, names));
-          entry.variants.push_back(std::move(variant));
+          const bool is_state = edge.type == EdgeType::kStateOf;
+          if (edge.type != EdgeType::kCompressedFrom && !is_state) continue;
+          if (!store_.HasArtifact(edge.child)) continue;  // likewise
+          STOCKPOT_ASSIGN_OR_RETURN(rpc::ArtifactInfo child, Info(edge.child, names));
+          (is_state ? entry.states : entry.variants).push_back(std::move(child));
         }
       }
       return OkStatus();
@@ -88,9 +94,9 @@ class LineageHandler : public rpc::LineageServiceIf {
       STOCKPOT_ASSIGN_OR_RETURN(reply, Info(digest, NameIndex(store_)));
       STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
       reply.attributes = manifest.attributes;
-      for (const StepRecord& step : store_.ListSteps(reply.run)) {
-        if (step.artifact == digest) reply.metrics = step.metrics;
-      }
+      const std::optional<StepRecord> step =
+          store_.GetStep(reply.run, reply.step, manifest.kind, reply.group);
+      if (step && step->artifact == digest) reply.metrics = step->metrics;
       return OkStatus();
     });
   }
@@ -113,6 +119,7 @@ class LineageHandler : public rpc::LineageServiceIf {
                                .fields = {{"to", HexOrEmpty(move.to)},
                                           {"from", before ? before->artifact.Hex() : ""},
                                           {"by", move.by}}});
+      AddWholeJob(move.to, commit);
       STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
       const std::optional<Alias> now = store_.GetAlias(move.name);
       reply = ToRpc(now ? *now : Alias{.name = move.name, .moved_by = move.by});
@@ -140,7 +147,8 @@ class LineageHandler : public rpc::LineageServiceIf {
                                .subject = run,
                                .fields = {{"keep_last", std::to_string(parsed.keep_last)},
                                           {"best", std::to_string(parsed.best.size())},
-                                          {"every", std::to_string(parsed.every)}}});
+                                          {"every", std::to_string(parsed.every)},
+                                          {"groups", std::to_string(parsed.groups.size())}}});
       STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
       reply = ToRpc(store_.GetRetention(run));
       return OkStatus();
@@ -160,6 +168,7 @@ class LineageHandler : public rpc::LineageServiceIf {
         fate.artifact = RawBytes(artifact.digest);
         fate.kind = ToRpc(artifact.kind);
         fate.step = artifact.step;
+        fate.group = artifact.group;
         for (const Keep& keep : view.fates[i].keeps) fate.reasons.push_back(KeepText(keep));
         if (artifact.tombstone) fate.purge_ms = std::max<int64_t>(artifact.tombstone->purge_ms, 1);
         const Result<Summary> summary = Summarised(artifact.digest);
@@ -227,7 +236,15 @@ class LineageHandler : public rpc::LineageServiceIf {
     commit.events.push_back({.type = on ? "pin" : "unpin",
                              .subject = digest.Hex(),
                              .fields = {{"artifact", digest.Hex()}, {"by", by}, {"why", why}}});
+    if (on) AddWholeJob(digest, commit);
     return store_.Apply(std::move(commit)).status();
+  }
+
+  // What was compressed and must be whole now becomes so by a job.
+  void AddWholeJob(const Digest& artifact, Commit& commit) const {
+    if (!store_.IsCompressed(artifact)) return;
+    const Result<Summary> summary = Summarised(artifact);
+    if (summary.ok()) commit.jobs.push_back(MakeCompressJob(summary->run));
   }
 
   Result<AliasMove> CheckedMove(const rpc::AliasMove& request) const {
@@ -280,6 +297,8 @@ class LineageHandler : public rpc::LineageServiceIf {
     info.kind = ToRpc(summary.kind);
     info.run = summary.run;
     info.step = summary.step;
+    info.group = summary.group;
+    info.compressed = store_.IsCompressed(digest);
     info.tensors = summary.tensors;
     info.logical_bytes = summary.logical_bytes;
     info.stored_bytes = summary.stored_bytes;

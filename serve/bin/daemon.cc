@@ -53,6 +53,12 @@ class Ticker {
   std::thread thread_;  // last: starts when the rest is made
 };
 
+// 0, no quota, where the option is so large that it cannot be bytes.
+int64_t QuotaBytes(const DaemonOptions& options) {
+  constexpr int64_t kMostMib = int64_t{1} << 40;
+  return options.quota_mib >= kMostMib ? 0 : options.quota_mib << 20;
+}
+
 std::string DescribeDevices(const DeviceReport& report) {
   std::string text = "CPU (" + report.simd_target + ")";
   for (const CudaDevice& device : report.cuda) text += ", " + device.name;
@@ -103,7 +109,8 @@ struct Daemon::Parts {
 
 Status Daemon::Parts::OpenStore() {
   STOCKPOT_ASSIGN_OR_RETURN(store, CheckpointStore::Open({.directory = options.data,
-                                                          .clock = SystemClock()}));
+                                                          .clock = SystemClock(),
+                                                          .quota_bytes = QuotaBytes(options)}));
   IngestLimits limits;
   limits.session_idle_ms = options.session_idle_seconds * 1000;
   ingest = std::make_unique<Ingest>(*store, limits, SystemClock());
@@ -111,6 +118,7 @@ Status Daemon::Parts::OpenStore() {
   jobs.merge = BuildMonoSoup;
   jobs.threads = options.threads;
   jobs.clock = SystemClock();
+  jobs.history_bytes_per_second = options.history_mib_per_second << 20;
   pipeline = std::make_unique<Pipeline>(*store, std::move(jobs));
   return OkStatus();
 }

@@ -43,6 +43,9 @@ const std::vector<Option>& Options() {
       {"http_connections", nullptr, &O::http_connections, "open HTTP connections"},
       {"thrift_clients", nullptr, &O::thrift_clients, "open Thrift connections"},
       {"session_idle_seconds", nullptr, &O::session_idle_seconds, "an idle upload expires after"},
+      {"quota_mib", nullptr, &O::quota_mib, "MiB of the store's packs, the default is no quota"},
+      {"history_mib_per_second", nullptr, &O::history_mib_per_second,
+       "MiB of checkpoints per second that compression of history reads"},
       {"drain_seconds", nullptr, &O::drain_seconds, "wait for running requests on SIGTERM"},
   };
   return table;

@@ -1,4 +1,4 @@
-// Saves, merges, publishes, deletes, collects garbage and backs up, until it is killed; prints
+// Saves, merges, publishes, deletes, compresses history, collects garbage and backs up, until it is killed; prints
 // "STEP DIGEST" for each acknowledged checkpoint. STOCKPOT_FAILPOINTS (store/failpoints.h) makes it
 // die or fail at named places; what fails is tried again, as a client would.
 //
@@ -24,6 +24,7 @@ constexpr int kTries = 6;
 constexpr int64_t kStepsOfARound = 14;
 constexpr int64_t kCollectEvery = 4;  // steps
 constexpr int64_t kBackUpEvery = 9;
+constexpr int64_t kCompressEvery = 3;
 
 int Fail(const Status& status) {
   std::fprintf(stderr, "child: %s\n", status.ToString().c_str());
@@ -71,6 +72,9 @@ class Workload {
     if (step % kCollectEvery == kCollectEvery - 1) {
       STOCKPOT_RETURN_IF_ERROR(
           Retry([&] { return store_.CollectGarbage({.live_ratio = 0.8}).status(); }));
+    }
+    if (step % kCompressEvery == kCompressEvery - 1) {
+      STOCKPOT_RETURN_IF_ERROR(Retry([&] { return CompressHistory(step); }));
     }
     if (step % kBackUpEvery == kBackUpEvery - 1) {
       STOCKPOT_RETURN_IF_ERROR(Retry([&] { return BackUp(); }));
@@ -166,6 +170,20 @@ class Workload {
     commit.edges.push_back({EdgeType::kCompressedFrom, variant.digest(), source});
     commit.routes.push_back({std::string(kRun) + "@served", variant.digest(), std::nullopt, "pub"});
     return store_.Apply(std::move(commit)).status();
+  }
+
+  // Older steps become differences; one of them is whole while it is pinned.
+  Status CompressHistory(int64_t step) {
+    STOCKPOT_RETURN_IF_ERROR(store_.CompressHistory({.run = kRun}).status());
+    const Result<Digest> before = store_.ResolveName(kRun + ("@" + std::to_string(step - 1)));
+    if (!before.ok()) return OkStatus();
+    for (const bool on : {true, false}) {
+      Commit commit;
+      commit.pins.push_back({{.artifact = *before, .by = "child"}, on});
+      STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
+      STOCKPOT_RETURN_IF_ERROR(store_.CompressHistory({.run = kRun}).status());
+    }
+    return OkStatus();
   }
 
   Status BackUp() { return store_.BackupTo(directory_ + ".backup", nullptr).status(); }

@@ -124,6 +124,28 @@ void AddPublish(Registry& registry) {
   });
 }
 
+struct CompressOptions {
+  std::string id;
+  bool no_wait = false;
+};
+
+Status Compress(const Globals& globals, const CompressOptions& options) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  STOCKPOT_ASSIGN_OR_RETURN(rpc::Job job, client->Compress(options.id));
+  return FinishJob(*client, globals, std::move(job), !options.no_wait);
+}
+
+void AddCompress(Registry& registry) {
+  const auto options = std::make_shared<CompressOptions>();
+  CLI::App* command = registry.app.add_subcommand(
+      "compress", "Store the older steps of a run, or one of them, as differences (lossless)");
+  command->add_option("RUN|ID", options->id, "A run, a checkpoint or a state")->required();
+  command->add_flag("--no-wait", options->no_wait, "Return once the job is queued");
+  command->callback([&registry, options] {
+    registry.action = [&registry, options] { return Compress(registry.globals, *options); };
+  });
+}
+
 Status ListAliases(const Globals& globals) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
   STOCKPOT_ASSIGN_OR_RETURN(const std::vector<rpc::Alias> aliases, client->Aliases());
@@ -251,6 +273,7 @@ void AddEval(Registry& registry) {
 void AddChangeCommands(Registry& registry) {
   AddMerge(registry);
   AddPublish(registry);
+  AddCompress(registry);
   AddAlias(registry);
   AddEval(registry);
 }

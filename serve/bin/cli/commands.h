@@ -29,7 +29,7 @@ struct Registry {
 
 void AddReadCommands(Registry& registry);    // runs, log, show, routes, status, jobs, events
 void AddUploadCommands(Registry& registry);  // import-base, push
-void AddChangeCommands(Registry& registry);  // merge, publish, unpublish, alias, eval
+void AddChangeCommands(Registry& registry);  // merge, publish, compress, alias, eval
 void AddRetentionCommands(Registry& registry);  // retention, pin, unpin, delete, undelete, gc
 void AddBackupCommands(Registry& registry);     // scrub, backup; restore is main.cc's
 void AddExportCommand(Registry& registry);   // export

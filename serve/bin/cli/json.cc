@@ -45,7 +45,9 @@ Json ToJson(const rpc::Run& run) {
             {"best_metric", run.config.best_metric},
             {"best_is_lower", run.config.best_is_lower},
             {"merge_energy", run.config.merge_energy},
-            {"merge_rank", run.config.merge_rank}}},
+            {"merge_rank", run.config.merge_rank},
+            {"compress_history", run.config.compress_history},
+            {"quota_bytes", run.config.quota_bytes}}},
           {"tags", run.tags}};
 }
 
@@ -69,6 +71,7 @@ Json ToJson(const rpc::ArtifactInfo& artifact) {
   return {{"digest", HexDigest(artifact.digest)},
           {"kind", KindName(artifact.kind)},
           {"run", artifact.run},
+          {"group", artifact.group},
           {"step", StepOrNull(artifact.step)},
           {"tensors", artifact.tensors},
           {"logical_bytes", artifact.logical_bytes},
@@ -81,7 +84,8 @@ Json ToJson(const rpc::ArtifactInfo& artifact) {
           {"evals", ToJsonArray(artifact.evals)},
           {"attributes", artifact.attributes},
           {"purge_ms", artifact.purge_ms},
-          {"pinned", artifact.pinned}};
+          {"pinned", artifact.pinned},
+          {"compressed", artifact.compressed}};
 }
 
 Json ToJson(const rpc::LogEntry& entry) {
@@ -90,7 +94,8 @@ Json ToJson(const rpc::LogEntry& entry) {
           {"committed_ms", entry.step.committed_ms},
           {"metrics", entry.step.metrics},
           {"artifact", ToJson(entry.artifact)},
-          {"variants", ToJsonArray(entry.variants)}};
+          {"variants", ToJsonArray(entry.variants)},
+          {"states", ToJsonArray(entry.states)}};
 }
 
 Json ToJson(const rpc::Job& job) {
@@ -130,6 +135,8 @@ Json ToJson(const rpc::DaemonStatus& status) {
           {"artifacts", status.artifacts},
           {"chunks", status.chunks},
           {"chunk_bytes", status.chunk_bytes},
+          {"stored_chunk_bytes", status.stored_chunk_bytes},
+          {"quota_bytes", status.quota_bytes},
           {"pack_bytes", status.pack_bytes},
           {"open_sessions", status.open_sessions},
           {"jobs", ToJsonArray(status.jobs)},
@@ -155,11 +162,16 @@ Json ToJson(const rpc::RetentionReport& report) {
   for (const rpc::BestRule& rule : report.policy.best) {
     best.push_back({{"metric", rule.metric}, {"lower", rule.lower}, {"keep", rule.keep}});
   }
+  Json groups = Json::array();
+  for (const rpc::GroupRule& rule : report.policy.groups) {
+    groups.push_back({{"group", rule.group}, {"keep_last", rule.keep_last}, {"every", rule.every}});
+  }
   Json fates = Json::array();
   for (const rpc::Fate& fate : report.fates) {
     fates.push_back({{"artifact", HexDigest(fate.artifact)},
                      {"kind", KindName(fate.kind)},
                      {"step", StepOrNull(fate.step)},
+                     {"group", fate.group},
                      {"reasons", fate.reasons},
                      {"purge_ms", fate.purge_ms},
                      {"stored_bytes", fate.stored_bytes}});
@@ -168,6 +180,7 @@ Json ToJson(const rpc::RetentionReport& report) {
            {{"keep_last", report.policy.keep_last},
             {"best", best},
             {"every", report.policy.every},
+            {"groups", groups},
             {"grace_ms", report.policy.grace_ms}}},
           {"artifacts", fates}};
 }
@@ -184,6 +197,7 @@ Json ToJson(const rpc::GcReply& reply) {
                       {"kind", KindName(gone.kind)},
                       {"run", gone.run},
                       {"step", StepOrNull(gone.step)},
+                      {"group", gone.group},
                       {"bytes", gone.bytes}});
   }
   return {{"deleted", digests(reply.deleted)},

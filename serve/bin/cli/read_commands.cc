@@ -64,6 +64,13 @@ Status Runs(const Globals& globals) {
   return OkStatus();
 }
 
+// "state  optimizer  77aa...  1.1 GB"
+std::string StateText(const rpc::ArtifactInfo& state) {
+  return "state  " + Printable(state.group) + "  " + ShortDigest(state.digest) + "  " +
+         HumanBytes(state.stored_bytes) + (state.purge_ms > 0 ? "  (deleted)" : "") +
+         (state.pinned ? "  (pinned)" : "") + (state.compressed ? "  (compressed)" : "");
+}
+
 // "├─ 40        checkpoint  1b9f...  loss 2.31  3 min ago   [demo@latest]"
 void PrintLogEntry(const rpc::LogEntry& entry, bool last, int64_t now_ms) {
   const char* branch = last ? "└─" : "├─";
@@ -78,6 +85,7 @@ void PrintLogEntry(const rpc::LogEntry& entry, bool last, int64_t now_ms) {
   if (!entry.step.metrics.empty()) line += "  " + JoinMetrics(entry.step.metrics);
   if (entry.artifact.purge_ms > 0) line += "  (deleted)";
   if (entry.artifact.pinned) line += "  (pinned)";
+  if (entry.artifact.compressed) line += "  (compressed)";
   if (!entry.artifact.aliases.empty()) line += "  [" + JoinNames(entry.artifact.aliases) + "]";
   std::printf("%s\n", line.c_str());
   std::string parents;
@@ -85,6 +93,10 @@ void PrintLogEntry(const rpc::LogEntry& entry, bool last, int64_t now_ms) {
     if (edge.type != "trained_from") parents += "  " + edge.type + " " + ShortDigest(edge.parent);
   }
   if (!parents.empty()) std::printf("%s %s\n", stem, Printable(parents).c_str());
+  for (const rpc::ArtifactInfo& state : entry.states) {
+    std::printf("%s   %s %s\n", stem, &state == &entry.states.back() && entry.variants.empty()
+                                         ? "└─" : "├─", StateText(state).c_str());
+  }
   for (const rpc::ArtifactInfo& variant : entry.variants) {
     const bool last_variant = &variant == &entry.variants.back();
     const double share = variant.logical_bytes > 0
@@ -140,6 +152,7 @@ void PrintArtifact(const rpc::ArtifactInfo& artifact,
   line("digest", HexDigest(artifact.digest));
   line("kind", KindName(artifact.kind));
   line("run", artifact.run);
+  line("group", artifact.group);
   if (artifact.step >= 0) line("step", std::to_string(artifact.step));
   line("tensors", std::to_string(artifact.tensors));
   line("model", HumanBytes(artifact.logical_bytes));
@@ -148,6 +161,7 @@ void PrintArtifact(const rpc::ArtifactInfo& artifact,
   line("aliases", JoinNames(artifact.aliases));
   line("routes", JoinNames(artifact.routes));
   if (artifact.pinned) line("pinned", "yes");
+  if (artifact.compressed) line("history", "compressed");
   if (artifact.purge_ms > 0) {
     const int64_t left_ms = artifact.purge_ms - NowMs();
     line("deleted", left_ms > 0 ? "can be undeleted for " + HumanDuration(left_ms) + " more"
@@ -241,7 +255,12 @@ Status ShowStatus(const Globals& globals) {
   line("base", status.base + (status.base_state.empty() ? "" : "  (" + status.base_state + ")"));
   line("store", std::to_string(status.runs) + " runs, " + std::to_string(status.artifacts) +
                     " artifacts, " + std::to_string(status.chunks) + " chunks of " +
-                    HumanBytes(status.chunk_bytes) + ", packs of " + HumanBytes(status.pack_bytes));
+                    HumanBytes(status.chunk_bytes) +
+                    (status.stored_chunk_bytes < status.chunk_bytes
+                         ? " in " + HumanBytes(status.stored_chunk_bytes)
+                         : "") +
+                    ", packs of " + HumanBytes(status.pack_bytes) +
+                    (status.quota_bytes > 0 ? " of " + HumanBytes(status.quota_bytes) : ""));
   line("sessions", std::to_string(status.open_sessions) + " open");
   if (!status.served.empty()) {
     std::printf("\n");

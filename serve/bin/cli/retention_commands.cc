@@ -21,6 +21,7 @@ struct RetentionOptions {
   int64_t best = 0;
   std::vector<std::string> metrics;  // "loss", "task/acc:higher"
   int64_t every = 0;
+  std::vector<std::string> groups;  // "optimizer:2", "optimizer:2:1000"
   double grace_hours = 7 * 24;
   bool clear = false;
   bool show = false;
@@ -39,6 +40,21 @@ rpc::BestRule ParseRule(const std::string& text, int64_t keep) {
   return rule;
 }
 
+// "GROUP:LAST", "GROUP:LAST:EVERY": numbers of at least 0, one of them over it.
+Result<rpc::GroupRule> ParseGroupRule(const std::string& text) {
+  rpc::GroupRule rule;
+  const size_t first = text.find(':');
+  rule.group = text.substr(0, first);
+  const std::string numbers = first == std::string::npos ? "" : text.substr(first + 1);
+  char* end = nullptr;
+  rule.keep_last = std::strtoll(numbers.c_str(), &end, 10);
+  if (*end == ':') rule.every = std::strtoll(end + 1, &end, 10);
+  if (numbers.empty() || *end != '\0') {
+    return InvalidArgument("--group " + text + ": wants GROUP:LAST or GROUP:LAST:EVERY");
+  }
+  return rule;
+}
+
 std::string PolicyText(const rpc::RetentionPolicy& policy) {
   std::string text;
   const auto add = [&](const std::string& rule) { text += (text.empty() ? "" : ", ") + rule; };
@@ -48,6 +64,12 @@ std::string PolicyText(const rpc::RetentionPolicy& policy) {
         rule.metric);
   }
   if (policy.every > 0) add("every " + std::to_string(policy.every));
+  for (const rpc::GroupRule& rule : policy.groups) {
+    std::string what = rule.group + " of";
+    if (rule.keep_last > 0) what += " the last " + std::to_string(rule.keep_last);
+    if (rule.every > 0) what += " every " + std::to_string(rule.every);
+    add(what);
+  }
   return text.empty() ? "everything" : text;
 }
 
@@ -64,7 +86,8 @@ void PrintRetention(const rpc::RetentionReport& report) {
   Table table({{"STEP", true}, {"KIND"}, {"ARTIFACT"}, {"BYTES", true}, {"STATE"}, {"WHY"}});
   for (const rpc::Fate& fate : report.fates) {
     const char* state = fate.purge_ms > 0 ? "deleted" : fate.reasons.empty() ? "may go" : "stays";
-    table.Add({fate.step < 0 ? "-" : std::to_string(fate.step), KindName(fate.kind),
+    table.Add({fate.step < 0 ? "-" : std::to_string(fate.step),
+               fate.group.empty() ? KindName(fate.kind) : fate.group,
                ShortDigest(fate.artifact), HumanBytes(fate.stored_bytes), state,
                JoinReasons(fate.reasons)});
   }
@@ -80,6 +103,9 @@ Status Retention(const Globals& globals, const RetentionOptions& options) {
       policy.best.push_back(ParseRule(metric, options.best));
     }
     policy.every = options.every;
+    for (const std::string& group : options.groups) {
+      STOCKPOT_ASSIGN_OR_RETURN(policy.groups.emplace_back(), ParseGroupRule(group));
+    }
     policy.grace_ms = HoursToMs(options.grace_hours);
     STOCKPOT_RETURN_IF_ERROR(client->SetRetention(options.run, policy).status());
   }
@@ -109,6 +135,9 @@ void AddRetention(Registry& registry) {
   CLI::Option* every =
       command->add_option("--every", options->every, "Keep steps that are multiples of M")
           ->check(count);
+  CLI::Option* group = command->add_option(
+      "--group", options->groups,
+      "GROUP:LAST or GROUP:LAST:EVERY: which states of a group stay, e.g. optimizer:2");
   CLI::Option* grace =
       command->add_option("--grace-hours", options->grace_hours, "How long undelete is possible")
           ->check(CLI::Range(0.0, kMaxGraceHours))
@@ -118,13 +147,13 @@ void AddRetention(Registry& registry) {
       command->add_flag("--show", options->show, "Only show (the default without rules)");
   best->needs(metric);
   metric->needs(best);
-  for (CLI::Option* rule : {last, best, metric, every}) {
+  for (CLI::Option* rule : {last, best, metric, every, group}) {
     all->excludes(rule);
     show->excludes(rule);
   }
   show->excludes(all);
-  command->callback([&registry, options, last, best, every, grace, all] {
-    const bool rules = last->count() + best->count() + every->count() > 0;
+  command->callback([&registry, options, last, best, every, group, grace, all] {
+    const bool rules = last->count() + best->count() + every->count() + group->count() > 0;
     options->set = rules || all->count() > 0;
     if (grace->count() > 0 && !options->set) {
       throw CLI::ValidationError("--grace-hours", "comes with rules, or with --keep-all");
@@ -201,7 +230,8 @@ void PrintGc(const rpc::GcReply& reply, bool dry_run) {
     table.Add({dry_run ? "would delete" : "deleted", "", "", "", ShortDigest(artifact), ""});
   }
   for (const rpc::GoneArtifact& gone : reply.purged) {
-    table.Add({dry_run ? "would purge" : "purged", KindName(gone.kind), gone.run,
+    table.Add({dry_run ? "would purge" : "purged",
+               gone.group.empty() ? KindName(gone.kind) : gone.group, gone.run,
                gone.step < 0 ? "-" : std::to_string(gone.step), ShortDigest(gone.artifact),
                HumanBytes(gone.bytes)});
   }

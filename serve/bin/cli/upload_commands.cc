@@ -173,6 +173,12 @@ void AddPush(Registry& registry) {
       ->check(CLI::IsMember({"every", "merges", "best", "request"}));
   command->add_option("--best-metric", options->config.best_metric, "For a new run");
   command->add_flag("!--best-is-higher", options->config.best_is_lower, "For a new run");
+  command->add_flag("--compress-history", options->config.compress_history,
+                    "For a new run: older steps are stored as differences, in the background");
+  command
+      ->add_option("--quota-bytes", options->config.quota_bytes,
+                   "For a new run: of all its steps together; 0: none")
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_option("--connections", options->connections, "Connections to send over")
       ->check(CLI::Range(1, 8));
   command->callback([&registry, options] {
