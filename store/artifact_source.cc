@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <set>
 
 #include "kernels/bitdelta/signs.h"
+#include "store/raw_tensor_reader.h"
 #include "store/weight_rounding.h"
 
 namespace stockpot {
@@ -25,11 +27,16 @@ class ArtifactSource : public TensorSource {
     if (manifest_.base) {
       STOCKPOT_ASSIGN_OR_RETURN(base_, store_.GetManifest(*manifest_.base));
     }
+    located_.reserve(manifest_.tensors.size());
     for (const TensorEntry& listed : manifest_.tensors) {
       const TensorEntry* entry = manifest_.Resolve(listed.name);
       if (entry == nullptr) return Corruption(Quoted(listed.name) + ": tied to nothing");
       STOCKPOT_ASSIGN_OR_RETURN(const TensorEntry* base, BaseOf(*entry));
-      located_.push_back({entry, base});
+      located_.push_back({entry, base, {}});
+      if (entry->codec != Codec::kBitDelta) {
+        located_.back().raw.emplace(entry->codec == Codec::kRaw ? *entry : *base,
+                                    PartReaderOf(store_));
+      }
       const bool as_f32 = decode_f32_ && entry->codec == Codec::kBitDelta;
       tensors_.push_back(
           {listed.name, as_f32 ? DType::kF32 : entry->dtype, listed.shape, listed.alias_of});
@@ -48,6 +55,15 @@ class ArtifactSource : public TensorSource {
     }
     const Located& located = located_[static_cast<size_t>(info - tensors_.data())];
     return ReadLocated(located, info->dtype, offset, out).WithContext(Quoted(name));
+  }
+
+  Status ReadBox(std::string_view name, const TensorBox& box,
+                 std::span<std::byte> out) const override {
+    const TensorInfo* info = Find(name);
+    if (info == nullptr) return NotFound("no tensor '" + std::string(name) + "'");
+    const Located& located = located_[static_cast<size_t>(info - tensors_.data())];
+    if (!located.raw) return TensorSource::ReadBox(name, box, out);
+    return located.raw->ReadBox(box, out).WithContext(Quoted(name));
   }
 
   Result<std::string> ReadFile(std::string_view name) const override {
@@ -74,8 +90,9 @@ class ArtifactSource : public TensorSource {
 
  private:
   struct Located {
-    const TensorEntry* entry;  // never an alias
-    const TensorEntry* base;   // raw; null: the entry needs none
+    const TensorEntry* entry;            // never an alias
+    const TensorEntry* base;             // raw; null: the entry needs none
+    std::optional<RawTensorReader> raw;  // of the bytes that are stored; none: they are made
   };
 
   // The base's tensor that `entry` is relative to, checked to be the one it was made against.
@@ -101,14 +118,7 @@ class ArtifactSource : public TensorSource {
 
   Status ReadLocated(const Located& located, DType dtype, int64_t offset,
                      std::span<std::byte> out) const {
-    switch (located.entry->codec) {
-      case Codec::kRaw:
-        return store_.ReadPart(located.entry->parts.at("data"), offset, out);
-      case Codec::kBase:
-        return store_.ReadPart(located.base->parts.at("data"), offset, out);
-      case Codec::kBitDelta:
-        break;
-    }
+    if (located.raw) return located.raw->Read(offset, out);
     const int64_t cols = located.entry->shape[1];
     if (out.empty() || cols == 0) return OkStatus();
     // Whole rows that cover the range, a few at a time; the range is cut out of them.
@@ -166,6 +176,12 @@ class ArtifactSource : public TensorSource {
 };
 
 }  // namespace
+
+PartReader PartReaderOf(const CheckpointStore& store) {
+  return [&store](const Part& part, int64_t offset, std::span<std::byte> out) {
+    return store.ReadPart(part, offset, out);
+  };
+}
 
 Result<std::unique_ptr<TensorSource>> OpenArtifact(const CheckpointStore& store,
                                                    const Digest& artifact, bool decode_f32) {

@@ -186,8 +186,8 @@ class VariantBuilder {
     const TensorEntry* base = base_.Find(entry.name);
     const bool base_has_own = base != nullptr && base->alias_of.empty();
     if (!base_has_own) return AddUntied(entry);
-    if (entry.codec == Codec::kBase ||
-        (entry.dtype == base->dtype && Content(entry) == Content(*base))) {
+    STOCKPOT_ASSIGN_OR_RETURN(const bool same, SameTensor(entry, *base_reader_, *base));
+    if (same) {
       AddUnchanged(entry.name, *base);
       return OkStatus();
     }
@@ -211,8 +211,10 @@ class VariantBuilder {
     const TensorEntry* base = base_.Find(entry.name);
     const std::string target = base == nullptr ? structure_->embedding() : base->alias_of;
     const TensorEntry* tied = source_.Resolve(target);
-    if (tied != nullptr && tied != &entry && tied->dtype == entry.dtype &&
-        tied->shape == entry.shape && Content(*tied) == Content(entry)) {
+    const bool can_be_tied = tied != nullptr && tied != &entry;
+    STOCKPOT_ASSIGN_OR_RETURN(const bool is_tied,
+                              can_be_tied ? SameTensor(entry, *source_reader_, *tied) : false);
+    if (is_tied) {
       aliases_.push_back({entry.name, tied->name});
       return OkStatus();
     }
@@ -252,7 +254,7 @@ class VariantBuilder {
       STOCKPOT_ASSIGN_OR_RETURN(stored.parts["alpha"], Put(alpha));
       block_compressed_ += entry.elements();
     } else {
-      STOCKPOT_ASSIGN_OR_RETURN(stored.parts["data"], RawPart(entry, tuned));
+      STOCKPOT_RETURN_IF_ERROR(StoreRaw(entry, tuned, stored));
     }
     (role == TensorRole::kBlockLinear ? block_elements_ : other_changed_) += entry.elements();
     const double changed = static_cast<double>(stats->changed) /
@@ -320,15 +322,32 @@ class VariantBuilder {
     variant_.attributes["coverage"] = coverage.dump();
   }
 
+  // Of a tensor that is not in pieces.
   static Digest Content(const TensorEntry& entry) {
     return entry.codec == Codec::kBase ? entry.content : entry.parts.at("data").digest();
   }
 
+  // Whether a tensor of the artifact has the bytes of `other`, which `reader` reads: by the digests
+  // where they tell, by reading both where one of them is in pieces.
+  Result<bool> SameTensor(const TensorEntry& entry, const TensorSource& reader,
+                          const TensorEntry& other) const {
+    if (entry.dtype != other.dtype || entry.shape != other.shape) return false;
+    if (entry.pieces.empty() && other.pieces.empty()) return Content(entry) == Content(other);
+    if (const std::optional<bool> same = SameContent(entry, other)) return *same;
+    return SameBytes(*source_reader_, entry.name, reader, other.name);
+  }
+
   // The chunks of the artifact itself, where it has them: no new bytes.
-  Result<Part> RawPart(const TensorEntry& entry, const WeightMatrix& values) {
-    if (entry.codec == Codec::kRaw) return entry.parts.at("data");
-    return store_.PutBytes(
-        {static_cast<const std::byte*>(values.data), static_cast<size_t>(entry.logical_bytes())});
+  Status StoreRaw(const TensorEntry& entry, const WeightMatrix& values, TensorEntry& stored) {
+    if (entry.codec == Codec::kRaw) {
+      stored.pieces = entry.pieces;
+      stored.parts = entry.parts;
+      return OkStatus();
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["data"],
+                              store_.PutBytes({static_cast<const std::byte*>(values.data),
+                                               static_cast<size_t>(entry.logical_bytes())}));
+    return OkStatus();
   }
 
   static Result<Bytes> ReadWeights(const TensorSource& source, const TensorEntry& entry) {

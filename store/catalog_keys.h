@@ -29,6 +29,8 @@ inline constexpr std::string_view kPins = "pin/";                      // + dige
 inline constexpr std::string_view kDeleted = "deleted/";               // + digest
 inline constexpr std::string_view kPurged = "purged/";                 // + digest -> when
 
+inline constexpr std::string_view kResumes = "resume/";  // + run 0 key
+
 inline std::string BigEndian(uint64_t value) {
   std::string out(8, '\0');
   for (int i = 0; i < 8; ++i)
@@ -59,6 +61,10 @@ inline std::string PurgedOf(const Digest& digest) { return Named(kPurged, digest
 
 // Names hold no zero byte (store/names.h), so it can end them.
 inline std::string StepsOf(std::string_view run) { return "step/" + std::string(run) + '\0'; }
+inline std::string ResumesOf(std::string_view run) { return Named(kResumes, run) + '\0'; }
+inline std::string Resume(std::string_view run, std::string_view key) {
+  return ResumesOf(run) + std::string(key);
+}
 // `group`: of a state; else empty.
 inline std::string Step(std::string_view run, int64_t step, ArtifactKind kind,
                         std::string_view group = "") {

@@ -67,6 +67,11 @@ struct RetentionChange {
   RetentionPolicy policy;  // without rules: everything stays
 };
 
+struct ResumeChange {
+  ResumeDecision decision;
+  bool forget = false;  // takes it out again; no error where there is none
+};
+
 struct PinChange {
   Pin pin;         // time_ms is set by the store
   bool on = true;  // false: takes the pin off; no error where there is none
@@ -82,6 +87,7 @@ struct Commit {
   std::vector<RouteMove> routes;
   std::vector<Job> jobs;  // new ones, or new states of known ones (by key)
   std::vector<Eval> evals;
+  std::vector<ResumeChange> resumes;  // AlreadyExists: the key of the run has a decision
   std::vector<RetentionChange> retention;
   std::vector<PinChange> pins;
   // Deletes softly: InvalidArgument names what keeps the artifact (store/retention.h IsFirm). With
@@ -234,6 +240,7 @@ class CheckpointStore {
   // One of them, without looking at the others; null: there is none.
   std::optional<StepRecord> GetStep(std::string_view run, int64_t step, ArtifactKind kind,
                                     std::string_view group = "") const;
+  std::vector<ResumeDecision> ListResumeDecisions(std::string_view run) const;  // by key
   std::vector<Edge> Parents(const Digest& child) const;
   std::vector<Edge> Children(const Digest& parent) const;
   std::optional<Alias> GetAlias(std::string_view name) const;

@@ -208,6 +208,12 @@ std::vector<StepRecord> CheckpointStore::ListSteps(std::string_view run) const {
       });
 }
 
+std::vector<ResumeDecision> CheckpointStore::ListResumeDecisions(std::string_view run) const {
+  return ScanRecords<ResumeDecision>(
+      *impl_->catalog, keys::ResumesOf(run),
+      [](std::string_view, std::string_view value) { return DecodeResume(value); });
+}
+
 std::vector<Edge> CheckpointStore::Parents(const Digest& child) const {
   return ScanRecords<Edge>(*impl_->catalog, keys::ParentsOf(child),
                            [&](std::string_view rest, std::string_view) -> Result<Edge> {
@@ -307,9 +313,7 @@ std::vector<Event> CheckpointStore::EventsSince(int64_t since, int64_t limit) co
   return events;
 }
 
-int64_t CheckpointStore::LastEvent() const {
-  return impl_->LastEvent();
-}
+int64_t CheckpointStore::LastEvent() const { return impl_->LastEvent(); }
 
 bool CheckpointStore::WaitForEvents(int64_t since, int64_t timeout_ms) const {
   std::unique_lock lock(impl_->event_mutex);

@@ -47,6 +47,7 @@ Result<int64_t> CommitWriter::Add(const PreparedCommit& prepared) {
   STOCKPOT_RETURN_IF_ERROR(CheckReferences(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckMoves(commit.aliases, keys::kAliases, commit));
   STOCKPOT_RETURN_IF_ERROR(CheckMoves(commit.routes, keys::kRoutes, commit));
+  STOCKPOT_RETURN_IF_ERROR(CheckResumes(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckRetentionChanges(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckRemovals(commit));
   STOCKPOT_ASSIGN_OR_RETURN(const std::vector<Job> jobs, NumberJobs(commit.jobs));
@@ -226,6 +227,19 @@ Result<std::vector<Job>> CommitWriter::NumberJobs(const std::vector<Job>& jobs) 
   return numbered;
 }
 
+Status CommitWriter::CheckResumes(const Commit& commit) const {
+  for (const ResumeChange& change : commit.resumes) {
+    if (change.forget) continue;
+    const ResumeDecision& decision = change.decision;
+    STOCKPOT_ASSIGN_OR_RETURN(
+        const auto made, batch_.Get(Column::kRecords, keys::Resume(decision.run, decision.key)));
+    if (made) return AlreadyExists("resume key '" + decision.key + "' has its decision");
+    if (decision.artifact.IsZero()) continue;
+    STOCKPOT_RETURN_IF_ERROR(RequireLive(decision.artifact, commit).WithContext("resume"));
+  }
+  return OkStatus();
+}
+
 Status CommitWriter::CheckRetentionChanges(const Commit& commit) const {
   for (const RetentionChange& change : commit.retention) {
     STOCKPOT_ASSIGN_OR_RETURN(const auto run,
@@ -389,6 +403,14 @@ void CommitWriter::WriteRecords(const Commit& commit) {
     StepRecord record = step;
     if (record.committed_ms == 0) record.committed_ms = now_ms_;
     batch_.Put(Column::kRecords, KeyOf(step), EncodeStep(record));
+  }
+  for (const ResumeChange& change : commit.resumes) {
+    const std::string key = keys::Resume(change.decision.run, change.decision.key);
+    if (change.forget) {
+      batch_.Delete(Column::kRecords, key);
+    } else {
+      batch_.Put(Column::kRecords, key, EncodeResume(change.decision));
+    }
   }
   for (const Edge& edge : commit.edges) {
     batch_.Put(Column::kRecords, keys::Up(edge), "");

@@ -60,6 +60,7 @@ class CommitWriter {
   Status CheckRuns(const Commit& commit);
   Status CheckMoves(const std::vector<AliasMove>& moves, std::string_view prefix,
                     const Commit& commit);
+  Status CheckResumes(const Commit& commit) const;
   Status CheckRetentionChanges(const Commit& commit) const;
   Status CheckRemovals(const Commit& commit);
   Status CheckDeletion(const Tombstone& tombstone) const;

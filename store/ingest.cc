@@ -3,15 +3,16 @@
 #include <sys/random.h>
 
 #include <array>
-#include <mutex>
-#include <unordered_map>
 
 #include "store/ingest_commit.h"
+#include "store/ingest_state.h"
 
 namespace stockpot {
 namespace {
 
-constexpr size_t kRunLocks = 16;
+// --- limits ---
+constexpr int64_t kLooksPerIdle = 64;    // for idle sessions, in the time one of them may be idle
+constexpr size_t kEndedSessions = 4096;  // that a repeated commit finds again
 
 // 128 random bits: a session id cannot be guessed by another client.
 Result<std::string> NewSessionId() {
@@ -28,40 +29,47 @@ Result<std::string> NewSessionId() {
   return id;
 }
 
+Status CheckRequest(const CheckpointStore& store, const SessionRequest& request) {
+  if (request.world < 1 || request.world > kMaxWorld || request.rank < 0 ||
+      request.rank >= request.world) {
+    return InvalidArgument("rank " + std::to_string(request.rank) + " of a world of " +
+                           std::to_string(request.world) + ": a world has 1 to " +
+                           std::to_string(kMaxWorld) + " ranks, counted from 0");
+  }
+  if (!IsValidRunName(request.run)) return InvalidArgument("not a name of a run or base");
+  if (!request.attempt.empty() && !IsPrintableName(request.attempt, kMaxAttemptBytes)) {
+    return InvalidArgument("the attempt's name is over " + std::to_string(kMaxAttemptBytes) +
+                           " bytes, or not printable");
+  }
+  if (request.kind == ArtifactKind::kCheckpoint) {
+    if (request.step < 0) return InvalidArgument("a checkpoint has a step of at least 0");
+    if (request.world > 1 && request.attempt.empty()) {
+      return InvalidArgument(
+          "several ranks need the name of their attempt, the same on each of "
+          "them and another one after a restart of the job");
+    }
+    STOCKPOT_RETURN_IF_ERROR(store.GetRun(request.run).status());
+  } else if (request.kind != ArtifactKind::kBase) {
+    return InvalidArgument("a session takes a checkpoint or a base, not a " +
+                           std::string(ArtifactKindName(request.kind)));
+  } else if (request.step != -1 || request.resumed_from || request.world > 1) {
+    return InvalidArgument("a base has no step, one rank, and resumes from nothing");
+  }
+  if (request.resumed_from && !store.HasArtifact(*request.resumed_from) &&
+      !store.WasPurged(*request.resumed_from)) {
+    return NotFound("resumed_from: artifact " + request.resumed_from->ShortHex());
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
-struct Ingest::State {
-  State(CheckpointStore& s, IngestLimits l, Clock c) : store(s), limits(l), clock(std::move(c)) {}
+std::string SubjectOf(const SessionRequest& request) {
+  return request.kind == ArtifactKind::kBase ? "base " + request.run
+                                             : request.run + "@" + std::to_string(request.step);
+}
 
-  struct Session {
-    SessionRequest request;
-    int64_t last_used_ms = 0;
-    int calls = 0;  // in progress: such a session does not expire
-    bool committing = false;
-    ChunkGuard guard;  // of what it has put or was told is there
-  };
-
-  CheckpointStore& store;
-  const IngestLimits limits;
-  const Clock clock;
-
-  mutable std::mutex mutex;
-  std::unordered_map<std::string, Session> sessions;  // guarded by mutex
-
-  // One commit of a run at a time: what is latest and best is read, decided and written under it.
-  std::array<std::mutex, kRunLocks> run_locks;
-
-  std::mutex& RunLock(const std::string& run) {
-    return run_locks[std::hash<std::string>()(run) % kRunLocks];
-  }
-
-  // Begins and ends one call of a session.
-  Result<SessionRequest> Enter(const std::string& id, bool commit);
-  void Leave(const std::string& id, bool end_session);
-  int64_t ExpireLocked();
-};
-
-Result<SessionRequest> Ingest::State::Enter(const std::string& id, bool commit) {
+Result<Ingest::State::Call> Ingest::State::Enter(const std::string& id, bool commit) {
   std::lock_guard lock(mutex);
   ExpireLocked();
   const auto it = sessions.find(id);
@@ -72,27 +80,76 @@ Result<SessionRequest> Ingest::State::Enter(const std::string& id, bool commit) 
                     "daemon restarted");
   }
   Session& session = it->second;
+  if (session.gathering != nullptr && session.gathering->state == GatherState::kFailed) {
+    const Status failure = session.gathering->failure;
+    sessions.erase(it);
+    return failure;
+  }
   if (session.committing) return Unavailable("the session is being committed");
   session.committing = commit;
   ++session.calls;
-  return session.request;
+  if (session.gathering != nullptr) ++session.gathering->calls;
+  return Call{session.request, session.gathering};
 }
 
-void Ingest::State::Leave(const std::string& id, bool end_session) {
+void Ingest::State::LeaveLocked(Session& session) {
+  session.committing = false;
+  --session.calls;
+  session.last_used_ms = clock();
+  if (session.gathering == nullptr) return;
+  --session.gathering->calls;
+  session.gathering->last_used_ms = session.last_used_ms;
+}
+
+void Ingest::State::Leave(const std::string& id) {
   std::lock_guard lock(mutex);
   const auto it = sessions.find(id);
-  if (it == sessions.end()) return;  // aborted meanwhile
-  if (end_session) {
-    sessions.erase(it);
-    return;
+  if (it != sessions.end()) LeaveLocked(it->second);  // not aborted meanwhile
+}
+
+void Ingest::State::LeaveCommit(const std::string& id, const Digest& shard,
+                                const Result<CommitReply>& reply) {
+  std::lock_guard lock(mutex);
+  const auto it = sessions.find(id);
+  if (it == sessions.end()) return;
+  LeaveLocked(it->second);
+  const std::shared_ptr<Gathering> gathering = it->second.gathering;
+  const int32_t rank = it->second.request.rank;
+  if (!reply.ok() && gathering != nullptr && gathering->shards.DigestOf(rank) == nullptr) {
+    gathering->refusals[rank] = reply.status().message();
   }
-  it->second.committing = false;
-  --it->second.calls;
-  it->second.last_used_ms = clock();
+  if (!reply.ok() && IsRetryable(reply.status().code())) return;
+  if (reply.ok()) {
+    ended_sessions[id] = {shard, *reply, gathering};
+    ended_order.push_back(id);
+    if (ended_order.size() > kEndedSessions) {
+      ended_sessions.erase(ended_order.front());
+      ended_order.pop_front();
+    }
+  }
+  sessions.erase(it);
+  DropIfUnusedLocked(gathering);
+}
+
+Result<CommitReply> Ingest::State::AnswerAgain(const std::string& id, const ShardCommit& shard,
+                                               const Status& otherwise) {
+  if (otherwise.code() != StatusCode::kNotFound || !CheckShard(shard).ok()) return otherwise;
+  const Digest digest = ShardDigest(shard);
+  std::lock_guard lock(mutex);
+  const auto it = ended_sessions.find(id);
+  if (it == ended_sessions.end() || it->second.shard != digest) return otherwise;
+  if (it->second.gathering != nullptr) return ReplyLocked(*it->second.gathering);
+  CommitReply reply = it->second.reply;
+  reply.existed = true;
+  return reply;
 }
 
 int64_t Ingest::State::ExpireLocked() {
-  const int64_t oldest_ms = clock() - limits.session_idle_ms;
+  const int64_t now_ms = clock();
+  if (now_ms - expired_ms < limits.session_idle_ms / kLooksPerIdle) return 0;
+  expired_ms = now_ms;
+  const int64_t oldest_ms = now_ms - limits.session_idle_ms;
+  ExpireGatheringsLocked(oldest_ms);
   return static_cast<int64_t>(std::erase_if(sessions, [&](const auto& entry) {
     return entry.second.calls == 0 && entry.second.last_used_ms < oldest_ms;
   }));
@@ -142,29 +199,7 @@ Result<Run> Ingest::CreateRun(const std::string& name, const std::string& base,
 }
 
 Result<std::string> Ingest::OpenSession(const SessionRequest& request) {
-  if (request.world > 1) {
-    return InvalidArgument("sessions of several ranks (world = " + std::to_string(request.world) +
-                           ") are not supported by this version: gather the tensors on one rank "
-                           "and send with rank = 0, world = 1");
-  }
-  if (request.world != 1 || request.rank != 0) {
-    return InvalidArgument("rank " + std::to_string(request.rank) + " of a world of " +
-                           std::to_string(request.world));
-  }
-  if (!IsValidRunName(request.run)) return InvalidArgument("not a name of a run or base");
-  if (request.kind == ArtifactKind::kCheckpoint) {
-    if (request.step < 0) return InvalidArgument("a checkpoint has a step of at least 0");
-    STOCKPOT_RETURN_IF_ERROR(state_->store.GetRun(request.run).status());
-  } else if (request.kind != ArtifactKind::kBase) {
-    return InvalidArgument("a session takes a checkpoint or a base, not a " +
-                           std::string(ArtifactKindName(request.kind)));
-  } else if (request.step != -1 || request.resumed_from) {
-    return InvalidArgument("a base has no step and resumes from nothing");
-  }
-  if (request.resumed_from && !state_->store.HasArtifact(*request.resumed_from) &&
-      !state_->store.WasPurged(*request.resumed_from)) {
-    return NotFound("resumed_from: artifact " + request.resumed_from->ShortHex());
-  }
+  STOCKPOT_RETURN_IF_ERROR(CheckRequest(state_->store, request));
   STOCKPOT_ASSIGN_OR_RETURN(std::string id, NewSessionId());
   std::lock_guard lock(state_->mutex);
   state_->ExpireLocked();
@@ -173,6 +208,9 @@ Result<std::string> Ingest::OpenSession(const SessionRequest& request) {
                              " sessions are open: commit or abort one, or wait for one to expire");
   }
   State::Session session{.request = request, .last_used_ms = state_->clock()};
+  if (request.world > 1) {
+    STOCKPOT_ASSIGN_OR_RETURN(session.gathering, state_->JoinLocked(request));
+  }
   session.guard = state_->store.GuardChunks();
   state_->sessions[id] = std::move(session);
   return id;
@@ -186,7 +224,7 @@ Result<std::vector<bool>> Ingest::HaveChunks(const std::string& session,
   }
   STOCKPOT_RETURN_IF_ERROR(state_->Enter(session, /*commit=*/false).status());
   std::vector<bool> have = state_->store.HaveChunks(digests);
-  state_->Leave(session, /*end_session=*/false);
+  state_->Leave(session);
   return have;
 }
 
@@ -194,18 +232,25 @@ Status Ingest::PutChunk(const std::string& session, const Digest& digest,
                         std::span<const std::byte> data) {
   STOCKPOT_RETURN_IF_ERROR(state_->Enter(session, /*commit=*/false).status());
   const Status status = state_->store.PutChunk(digest, data);
-  state_->Leave(session, /*end_session=*/false);
+  state_->Leave(session);
   return status;
 }
 
 Result<CommitReply> Ingest::CommitShard(const std::string& session, ShardCommit shard) {
-  STOCKPOT_ASSIGN_OR_RETURN(const SessionRequest request, state_->Enter(session, /*commit=*/true));
+  const Result<State::Call> call = state_->Enter(session, /*commit=*/true);
+  if (!call.ok()) return state_->AnswerAgain(session, shard, call.status());
+  Digest digest;
   Result<CommitReply> reply = Internal("not committed");
-  {
-    std::lock_guard lock(state_->RunLock(request.run));
-    reply = CommitSession(state_->store, request, shard);
+  if (const Status status = CheckShard(shard); status.ok()) {
+    digest = ShardDigest(shard);
+    reply = call->gathering == nullptr
+                ? state_->CommitAlone(call->request, std::move(shard))
+                : state_->CommitOfRank(session, *call, digest, std::move(shard));
+  } else {
+    reply = status;
   }
-  state_->Leave(session, reply.ok() || !IsRetryable(reply.status().code()));
+  if (!reply.ok()) reply = reply.status().WithContext(SubjectOf(call->request));
+  state_->LeaveCommit(session, digest, reply);
   return reply;
 }
 
@@ -214,13 +259,26 @@ Status Ingest::Abort(const std::string& session) {
   const auto it = state_->sessions.find(session);
   if (it == state_->sessions.end()) return NotFound("no such session");
   if (it->second.committing) return Unavailable("the session is being committed");
+  const std::shared_ptr<Gathering> gathering = it->second.gathering;
+  if (gathering != nullptr) gathering->calls -= it->second.calls;  // they find no session to leave
   state_->sessions.erase(it);
+  state_->DropIfUnusedLocked(gathering);
   return OkStatus();
 }
 
 int64_t Ingest::ExpireIdle() {
   std::lock_guard lock(state_->mutex);
   return state_->ExpireLocked();
+}
+
+std::vector<OpenGathering> Ingest::OpenGatherings() const {
+  std::lock_guard lock(state_->mutex);
+  std::vector<OpenGathering> open;
+  for (const auto& [key, gathering] : state_->gatherings) {
+    open.push_back({key, gathering->shards.Missing(), gathering->opened_ms,
+                    gathering->last_used_ms + state_->limits.session_idle_ms});
+  }
+  return open;
 }
 
 int64_t Ingest::open_sessions() const {

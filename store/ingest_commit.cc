@@ -52,16 +52,7 @@ Result<Manifest> BuildManifest(const SessionRequest& request, const ShardCommit&
   }
   manifest.tensors = shard.tensors;
   manifest.files = shard.files;
-  std::sort(manifest.tensors.begin(), manifest.tensors.end(),
-            [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
   STOCKPOT_RETURN_IF_ERROR(manifest.Validate());
-  for (const TensorEntry& tensor : manifest.tensors) {
-    if (tensor.codec != Codec::kRaw) {
-      return InvalidArgument("tensor '" + tensor.name +
-                             "': only raw tensors are taken, not codec " +
-                             std::string(CodecName(tensor.codec)));
-    }
-  }
   return manifest;
 }
 
@@ -172,6 +163,7 @@ Event CheckpointEvent(const StepRecord& step, const Metrics& metrics) {
                   {"step", std::to_string(step.step)},
                   {"artifact", step.artifact.Hex()},
                   {"metrics", nlohmann::json(metrics.finite).dump()}};
+  if (step.world > 1) event.fields["world"] = std::to_string(step.world);
   if (!metrics.dropped.empty()) event.fields["dropped_metrics"] = metrics.dropped;
   return event;
 }
@@ -210,7 +202,9 @@ Result<CommitReply> CommitCheckpoint(CheckpointStore& store, const SessionReques
                   .step = request.step,
                   .kind = ArtifactKind::kCheckpoint,
                   .artifact = reply.artifact,
-                  .metrics = metrics.finite};
+                  .metrics = metrics.finite,
+                  .world = request.world,
+                  .attempt = request.attempt};
   STOCKPOT_ASSIGN_OR_RETURN(const auto states, BuildStates(request, shard, run.base));
   STOCKPOT_ASSIGN_OR_RETURN(const bool has_checkpoint, HasStep(store, step));
   reply.existed = has_checkpoint;
@@ -255,14 +249,8 @@ Result<CommitReply> CommitCheckpoint(CheckpointStore& store, const SessionReques
 
 Result<CommitReply> CommitSession(CheckpointStore& store, const SessionRequest& request,
                                   const ShardCommit& shard) {
-  Result<CommitReply> reply = request.kind == ArtifactKind::kBase
-                                  ? CommitBase(store, request, shard)
-                                  : CommitCheckpoint(store, request, shard);
-  if (reply.ok()) return reply;
-  const std::string what = request.kind == ArtifactKind::kBase
-                               ? "base " + request.run
-                               : request.run + "@" + std::to_string(request.step);
-  return reply.status().WithContext(what);
+  return request.kind == ArtifactKind::kBase ? CommitBase(store, request, shard)
+                                             : CommitCheckpoint(store, request, shard);
 }
 
 }  // namespace stockpot

@@ -6,7 +6,8 @@
 
 namespace stockpot {
 
-// Builds the artifact and everything that follows from it and applies it as one commit.
+// Builds the artifact out of what all ranks sent (ShardSet::Assemble) and everything that follows
+// from it, and applies it as one commit. `request` is one of the ranks'.
 // REQUIRES: no other commit of the same run runs at the same time.
 Result<CommitReply> CommitSession(CheckpointStore& store, const SessionRequest& request,
                                   const ShardCommit& shard);

@@ -42,23 +42,9 @@ Status CheckRole(const TensorEntry& tensor, const std::string& role, int64_t byt
   return CheckPart(it->second, kMaxTensorBytes).WithContext("part '" + role + "'");
 }
 
-Status CheckShape(const TensorEntry& tensor) {
-  if (static_cast<int64_t>(tensor.shape.size()) > kMaxRank) {
-    return InvalidArgument("rank " + std::to_string(tensor.shape.size()) + " is over " +
-                           std::to_string(kMaxRank));
-  }
-  // The product of the non-zero sizes is bounded too, so that no order of multiplication overflows.
-  int64_t bytes = DTypeSize(tensor.dtype);
-  for (const int64_t size : tensor.shape) {
-    if (size < 0) return InvalidArgument("negative size in the shape");
-    if (size > 0 && __builtin_mul_overflow(bytes, size, &bytes)) bytes = kMaxTensorBytes + 1;
-    if (bytes > kMaxTensorBytes) return InvalidArgument("larger than 4 TiB");
-  }
-  return OkStatus();
-}
-
 Status CheckAlias(const Manifest& manifest, const TensorEntry& tensor) {
-  if (!tensor.parts.empty() || tensor.codec != Codec::kRaw || !tensor.content.IsZero()) {
+  if (!tensor.parts.empty() || !tensor.pieces.empty() || tensor.codec != Codec::kRaw ||
+      !tensor.content.IsZero()) {
     return InvalidArgument("an alias has no parts, codec or content");
   }
   const TensorEntry* target = manifest.Find(tensor.alias_of);
@@ -70,8 +56,36 @@ Status CheckAlias(const Manifest& manifest, const TensorEntry& tensor) {
   return OkStatus();
 }
 
+// A raw tensor in pieces: that they are in their one spelling, and are the tensor.
+Status CheckPieces(const Manifest& manifest, const TensorEntry& tensor) {
+  if (!manifest.base) return InvalidArgument("a base's tensors are stored whole, not in pieces");
+  const size_t count = tensor.pieces.size();
+  if (count < 2 || static_cast<int64_t>(count) > kMaxPieces) {
+    return InvalidArgument(std::to_string(count) + " pieces: 2 to " + std::to_string(kMaxPieces) +
+                           " are allowed");
+  }
+  if (tensor.parts.size() != count) {
+    return InvalidArgument(std::to_string(count) + " pieces with " +
+                           std::to_string(tensor.parts.size()) + " parts");
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const TensorBox& piece = tensor.pieces[i];
+    STOCKPOT_RETURN_IF_ERROR(CheckBox(tensor.shape, piece));
+    if (piece.elements() == 0) return InvalidArgument("a piece without elements");
+    if (i > 0 && !(tensor.pieces[i - 1].offsets < piece.offsets)) {
+      return InvalidArgument("piece " + BoxText(piece) + " is there twice or out of order");
+    }
+    STOCKPOT_RETURN_IF_ERROR(
+        CheckRole(tensor, PieceRole(i), piece.elements() * DTypeSize(tensor.dtype)));
+  }
+  const std::optional<CoverFault> fault = FindCoverFault(tensor.shape, tensor.pieces);
+  if (!fault) return OkStatus();
+  return InvalidArgument(BoxText(fault->range) +
+                         (fault->is_overlap ? " is in two pieces" : " is in no piece"));
+}
+
 Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
-  STOCKPOT_RETURN_IF_ERROR(CheckShape(tensor));
+  STOCKPOT_RETURN_IF_ERROR(CheckTensorShape(tensor.dtype, tensor.shape));
   if (!tensor.alias_of.empty()) return CheckAlias(manifest, tensor);
   if (tensor.codec != Codec::kRaw && manifest.kind == ArtifactKind::kState) {
     return InvalidArgument("a state holds raw tensors");
@@ -82,6 +96,10 @@ Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
   }
   if ((tensor.codec == Codec::kBase) == tensor.content.IsZero()) {
     return InvalidArgument("'content' belongs to codec base, and only there");
+  }
+  if (!tensor.pieces.empty()) {
+    if (tensor.codec == Codec::kRaw) return CheckPieces(manifest, tensor);
+    return InvalidArgument("pieces of a tensor that is not raw");
   }
   const size_t parts = tensor.codec == Codec::kBase ? 0 : tensor.codec == Codec::kRaw ? 1 : 2;
   if (tensor.parts.size() != parts) {
@@ -130,6 +148,29 @@ Status CheckOrigin(const Manifest& manifest) {
   return OkStatus();
 }
 
+// The work of the proofs is bounded before the first is done.
+Status CheckPieceCounts(const Manifest& manifest) {
+  int64_t pieces = 0;
+  int64_t corners = 0;
+  for (const TensorEntry& tensor : manifest.tensors) {
+    if (tensor.pieces.empty()) continue;
+    pieces += static_cast<int64_t>(tensor.pieces.size());
+    if (pieces > kMaxManifestPieces) {
+      return InvalidArgument("more than " + std::to_string(kMaxManifestPieces) + " pieces");
+    }
+    for (const TensorBox& piece : tensor.pieces) {
+      if (piece.shape.size() == tensor.shape.size()) continue;
+      return InvalidArgument("tensor '" + tensor.name + "': a piece of another rank");
+    }
+    corners += CoverCorners(tensor.shape, tensor.pieces);
+    if (corners > kMaxCorners) {
+      return InvalidArgument("tensor '" + tensor.name +
+                             "': too many pieces, cut in too many dimensions");
+    }
+  }
+  return OkStatus();
+}
+
 Status CheckFilesAndAttributes(const Manifest& manifest) {
   if (static_cast<int64_t>(manifest.files.size()) > kMaxConfigFiles) {
     return InvalidArgument("more than " + std::to_string(kMaxConfigFiles) + " files");
@@ -172,6 +213,31 @@ Result<Codec> CodecFromName(std::string_view name) {
     if (kCodecNames[i] == name) return static_cast<Codec>(i);
   }
   return InvalidArgument("unknown codec");
+}
+
+Status CheckTensorShape(DType dtype, const std::vector<int64_t>& shape) {
+  if (static_cast<int64_t>(shape.size()) > kMaxRank) {
+    return InvalidArgument("rank " + std::to_string(shape.size()) + " is over " +
+                           std::to_string(kMaxRank));
+  }
+  // The product of the non-zero sizes is bounded too, so that no order of multiplication overflows.
+  int64_t bytes = DTypeSize(dtype);
+  for (const int64_t size : shape) {
+    if (size < 0) return InvalidArgument("negative size in the shape");
+    if (size > 0 && __builtin_mul_overflow(bytes, size, &bytes)) bytes = kMaxTensorBytes + 1;
+    if (bytes > kMaxTensorBytes) return InvalidArgument("larger than 4 TiB");
+  }
+  return OkStatus();
+}
+
+std::string PieceRole(size_t index) { return "data/" + std::to_string(index); }
+
+std::optional<bool> SameContent(const TensorEntry& a, const TensorEntry& b) {
+  if (a.codec != Codec::kRaw || b.codec != Codec::kRaw || a.pieces != b.pieces) return std::nullopt;
+  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(),
+                    [](const auto& x, const auto& y) {
+                      return x.first == y.first && x.second.chunks == y.second.chunks;
+                    });
 }
 
 int64_t TensorEntry::elements() const {
@@ -232,6 +298,7 @@ Status Manifest::Validate() const {
       return InvalidArgument("manifest: tensor '" + name + "' is there twice or out of order");
     }
   }
+  STOCKPOT_RETURN_IF_ERROR(CheckPieceCounts(*this).WithContext("manifest"));
   for (const TensorEntry& tensor : tensors) {
     const Status status = CheckTensor(*this, tensor);
     if (!status.ok()) return status.WithContext("manifest: tensor '" + tensor.name + "'");

@@ -14,7 +14,11 @@
 //   - a state, and nothing else, has a group (store/names.h); its tensors are raw
 //   - file names are plain names (store/names.h), never paths
 //   - a part has exactly ChunkCount(bytes) chunks; its digest is TreeDigest(chunks)
-//   - raw: one part "data" of prod(shape) * size(dtype) bytes
+//   - raw: one part "data" of prod(shape) * size(dtype) bytes; or, where ranks sent it in pieces,
+//     two or more boxes "pieces", sorted by offsets, none empty, that hold each element exactly
+//     once, and for the i-th of them a part "data/<i>" of its bytes, row-major. Only in artifacts
+//     with a base. One cut has one spelling: the same content, cut the same way, has the same
+//     digest.
 //   - base: no parts, `content` names the base tensor's bytes; only in artifacts with a base
 //   - bitdelta: 2-D; "signs" of SignBytes(shape) and "alpha" of 4 * shape[0] bytes (F32)
 //   - alias_of names a tensor of the same manifest that is no alias, of the same dtype and shape
@@ -31,14 +35,15 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/status.h"
 #include "store/digest.h"
+#include "store/tensor_box.h"
 
 namespace stockpot {
 
 inline constexpr int kManifestFormat = 1;
 inline constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 inline constexpr int64_t kMaxTensors = 200'000;
-inline constexpr int64_t kMaxRank = 8;
 inline constexpr int64_t kMaxTensorBytes = int64_t{1} << 42;  // 4 TiB
+inline constexpr int64_t kMaxManifestPieces = 1'000'000;      // of all tensors
 inline constexpr int64_t kMaxNameBytes = 512;
 inline constexpr int64_t kMaxConfigFiles = 64;
 inline constexpr int64_t kMaxConfigFileBytes = int64_t{64} << 20;
@@ -73,13 +78,22 @@ struct TensorEntry {
   std::vector<int64_t> shape;
   Codec codec = Codec::kRaw;
   std::string alias_of;               // not empty: tied to that tensor; no parts, no codec
-  std::map<std::string, Part> parts;  // by role: "data" | "signs", "alpha"
+  std::vector<TensorBox> pieces;      // raw, not empty: cut like this, piece i in "data/<i>"
+  std::map<std::string, Part> parts;  // by role: "data" | "data/0", ... | "signs", "alpha"
   Digest content;                     // codec base: TreeDigest of the base tensor's bytes
 
   int64_t elements() const;       // product of the shape (1 for a scalar)
   int64_t logical_bytes() const;  // elements * size(dtype)
   int64_t stored_bytes() const;   // sum of the parts
 };
+
+// InvalidArgument: a negative size, over kMaxRank dimensions or kMaxTensorBytes.
+Status CheckTensorShape(DType dtype, const std::vector<int64_t>& shape);
+// "data/3": the role of the part that holds the bytes of `pieces[index]`.
+std::string PieceRole(size_t index);
+// Whether two raw tensors of one dtype and shape hold the same bytes, as far as digests say: null
+// where they are cut differently, or one is not raw.
+std::optional<bool> SameContent(const TensorEntry& a, const TensorEntry& b);
 
 struct Manifest {
   ArtifactKind kind = ArtifactKind::kCheckpoint;

@@ -47,6 +47,29 @@ void AppendParts(std::string& out, const std::map<std::string, Part>& parts) {
   out += '}';
 }
 
+void AppendNumbers(std::string& out, std::string_view key, const std::vector<int64_t>& numbers) {
+  out += '"';
+  out += key;
+  out += "\":[";
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (i > 0) out += ',';
+    out += std::to_string(numbers[i]);
+  }
+  out += ']';
+}
+
+void AppendPieces(std::string& out, const std::vector<TensorBox>& pieces) {
+  out += "\"pieces\":[";
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    out += i > 0 ? ",{" : "{";
+    AppendNumbers(out, "offsets", pieces[i].offsets);
+    out += ',';
+    AppendNumbers(out, "shape", pieces[i].shape);
+    out += '}';
+  }
+  out += ']';
+}
+
 void AppendTensor(std::string& out, const TensorEntry& tensor) {
   out += '{';
   if (!tensor.alias_of.empty()) {
@@ -66,12 +89,13 @@ void AppendTensor(std::string& out, const TensorEntry& tensor) {
     out += ",\"parts\":";
     AppendParts(out, tensor.parts);
   }
-  out += ",\"shape\":[";
-  for (size_t i = 0; i < tensor.shape.size(); ++i) {
-    if (i > 0) out += ',';
-    out += std::to_string(tensor.shape[i]);
+  if (!tensor.pieces.empty()) {
+    out += ',';
+    AppendPieces(out, tensor.pieces);
   }
-  out += "]}";
+  out += ',';
+  AppendNumbers(out, "shape", tensor.shape);
+  out += '}';
 }
 
 // --- reading ---
@@ -85,6 +109,9 @@ enum class Place : uint8_t {
   kTensors,
   kTensor,
   kShape,
+  kPieces,
+  kPiece,
+  kPieceNumbers,
   kParts,
   kPart,
   kChunks,
@@ -144,7 +171,9 @@ class ManifestHandler : public nlohmann::json_sax<json> {
   Manifest& manifest_;
   std::vector<Place> places_;
   std::string key_;
-  Part* part_ = nullptr;  // the one being read
+  Part* part_ = nullptr;                     // the one being read
+  std::vector<int64_t>* numbers_ = nullptr;  // of the piece being read
+  int64_t pieces_ = 0;                       // of all tensors
   int64_t format_ = 0;
   std::string error_;
 
@@ -173,6 +202,10 @@ bool ManifestHandler::start_object(size_t) {
     case Place::kParts:
       part_ = &tensor().parts[key_];
       return Enter(Place::kPart);
+    case Place::kPieces:
+      if (++pieces_ > kMaxManifestPieces) break;
+      tensor().pieces.emplace_back();
+      return Enter(Place::kPiece);
     default:
       break;
   }
@@ -184,6 +217,12 @@ bool ManifestHandler::start_array(size_t) {
     const Place place = places_.back();
     if (place == Place::kManifest && key_ == "tensors") return Enter(Place::kTensors);
     if (place == Place::kTensor && key_ == "shape") return Enter(Place::kShape);
+    if (place == Place::kTensor && key_ == "pieces") return Enter(Place::kPieces);
+    if (place == Place::kPiece && (key_ == "offsets" || key_ == "shape")) {
+      TensorBox& piece = tensor().pieces.back();
+      numbers_ = key_ == "shape" ? &piece.shape : &piece.offsets;
+      return Enter(Place::kPieceNumbers);
+    }
     if ((place == Place::kPart || place == Place::kFile) && key_ == "chunks") {
       return Enter(Place::kChunks);
     }
@@ -196,6 +235,11 @@ bool ManifestHandler::Integer(int64_t value) {
   if (place == Place::kShape) {
     if (static_cast<int64_t>(tensor().shape.size()) >= kMaxRank) return Fail("too many sizes");
     tensor().shape.push_back(value);
+    return true;
+  }
+  if (place == Place::kPieceNumbers) {
+    if (static_cast<int64_t>(numbers_->size()) >= kMaxRank) return Fail("too many numbers");
+    numbers_->push_back(value);
     return true;
   }
   if (place == Place::kManifest && key_ == "format") {

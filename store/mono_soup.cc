@@ -41,11 +41,16 @@ Result<Bytes> ReadWeights(const Model& model, const std::string& name) {
   return model.source->ReadAll(name);
 }
 
-// The name of the stored bytes, where the tensor is stored raw; zero: it is not.
-Digest RawContent(const Model& model, const std::string& name) {
-  const TensorEntry* entry = model.manifest.Resolve(name);
-  if (entry == nullptr || entry->codec != Codec::kRaw) return {};
-  return entry->parts.at("data").digest();
+// Whether both store the tensor raw, with the same dtype and bytes.
+Result<bool> SameRaw(const Model& a, const Model& b, const std::string& name) {
+  const TensorEntry* of_a = a.manifest.Resolve(name);
+  const TensorEntry* of_b = b.manifest.Resolve(name);
+  if (of_a == nullptr || of_b == nullptr || of_a->codec != Codec::kRaw ||
+      of_b->codec != Codec::kRaw || of_a->dtype != of_b->dtype || of_a->shape != of_b->shape) {
+    return false;
+  }
+  if (const std::optional<bool> same = SameContent(*of_a, *of_b)) return *same;
+  return SameBytes(*a.source, name, *b.source, name);
 }
 
 class MonoSoupBuilder {
@@ -139,15 +144,15 @@ class MonoSoupBuilder {
   }
 
   // The same bytes in all parents; if `and_base`, in the base too.
-  bool AllSame(const TensorEntry& entry, bool and_base) const {
-    const Digest content = RawContent(parents_.front(), entry.name);
-    if (content.IsZero()) return false;
-    const auto same = [&](const Model& model) {
-      const TensorInfo* info = model.source->Find(entry.name);
-      return info != nullptr && info->dtype == entry.dtype &&
-             RawContent(model, entry.name) == content;
-    };
-    return std::all_of(parents_.begin(), parents_.end(), same) && (!and_base || same(base_));
+  Result<bool> AllSame(const TensorEntry& entry, bool and_base) const {
+    std::vector<const Model*> models;
+    for (const Model& parent : parents_) models.push_back(&parent);
+    if (and_base) models.push_back(&base_);
+    for (const Model* model : models) {
+      STOCKPOT_ASSIGN_OR_RETURN(const bool same, SameRaw(parents_.front(), *model, entry.name));
+      if (!same) return false;
+    }
+    return true;
   }
 
   size_t BatchEnd(size_t begin) const {
@@ -187,8 +192,11 @@ class MonoSoupBuilder {
     const bool matrix = entry.shape.size() == 2 && entry.elements() > 0 &&
                         structure_->RoleOf(entry.name, entry.shape) != TensorRole::kTable;
     Made made{{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape}, {}};
-    if (AllSame(entry, matrix)) {
-      made.entry.parts["data"] = parents_.front().manifest.Resolve(entry.name)->parts.at("data");
+    STOCKPOT_ASSIGN_OR_RETURN(const bool all_same, AllSame(entry, matrix));
+    if (all_same) {
+      const TensorEntry& stored = *parents_.front().manifest.Resolve(entry.name);
+      made.entry.pieces = stored.pieces;
+      made.entry.parts = stored.parts;
       return made;
     }
     std::vector<Bytes> weights;

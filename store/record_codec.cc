@@ -79,13 +79,18 @@ Result<Run> DecodeRun(std::string_view text) {
 }
 
 std::string EncodeStep(const StepRecord& step) {
-  return Dump({{"run", step.run},
-               {"step", step.step},
-               {"kind", ArtifactKindName(step.kind)},
-               {"group", step.group},
-               {"artifact", step.artifact.Hex()},
-               {"metrics", step.metrics},
-               {"committed_ms", step.committed_ms}});
+  json j = {{"run", step.run},
+            {"step", step.step},
+            {"kind", ArtifactKindName(step.kind)},
+            {"group", step.group},
+            {"artifact", step.artifact.Hex()},
+            {"metrics", step.metrics},
+            {"committed_ms", step.committed_ms}};
+  if (step.world > 1) {
+    j["world"] = step.world;
+    j["attempt"] = step.attempt;
+  }
+  return Dump(j);
 }
 
 Result<StepRecord> DecodeStep(std::string_view text) {
@@ -97,6 +102,26 @@ Result<StepRecord> DecodeStep(std::string_view text) {
     step.artifact = ReadDigest(j, "artifact");
     Read(j, "metrics", step.metrics);
     Read(j, "committed_ms", step.committed_ms);
+    Read(j, "world", step.world);
+    Read(j, "attempt", step.attempt);
+  });
+}
+
+std::string EncodeResume(const ResumeDecision& decision) {
+  return Dump({{"run", decision.run},
+               {"key", decision.key},
+               {"artifact", decision.artifact.IsZero() ? "" : decision.artifact.Hex()},
+               {"step", decision.step},
+               {"decided_ms", decision.decided_ms}});
+}
+
+Result<ResumeDecision> DecodeResume(std::string_view text) {
+  return Decode<ResumeDecision>(text, "resume", [](const json& j, ResumeDecision& decision) {
+    decision.run = ReadName(j, "run");
+    decision.key = ReadName(j, "key");
+    if (!ReadName(j, "artifact").empty()) decision.artifact = ReadDigest(j, "artifact");
+    decision.step = j.at("step").get<int64_t>();
+    decision.decided_ms = j.at("decided_ms").get<int64_t>();
   });
 }
 

@@ -29,6 +29,9 @@ Result<Job> DecodeJob(std::string_view json);
 std::string EncodeEval(const Eval& eval);
 Result<Eval> DecodeEval(std::string_view json);
 
+std::string EncodeResume(const ResumeDecision& decision);
+Result<ResumeDecision> DecodeResume(std::string_view json);
+
 std::string EncodeRetention(const RetentionPolicy& policy);
 Result<RetentionPolicy> DecodeRetention(std::string_view json);
 

@@ -51,6 +51,8 @@ struct StepRecord {
   Digest artifact;
   std::map<std::string, double> metrics;  // as reported by the trainer; finite
   int64_t committed_ms = 0;
+  int32_t world = 1;     // the ranks that sent it,
+  std::string attempt;   // and how they named their try (store/ingest.h)
   bool deleted = false;  // has a tombstone; not part of the record
 };
 
@@ -70,6 +72,15 @@ struct Edge {
   EdgeType type = EdgeType::kTrainedFrom;
   Digest child;
   Digest parent;
+};
+
+// Where a start of a job that is named `key` resumes from. Made once, then the same for everybody.
+struct ResumeDecision {
+  std::string run;
+  std::string key;
+  Digest artifact;    // zero: no checkpoint, from the run's base
+  int64_t step = -1;  // -1: likewise
+  int64_t decided_ms = 0;
 };
 
 // A name that moves: `RUN@latest` and `RUN@best` (checkpoints), or any name.

@@ -278,6 +278,8 @@ std::string KeepText(const Keep& keep) {
       return "job " + keep.detail;
     case KeepReason::kNeeded:
       return "needed by " + keep.detail;
+    case KeepReason::kResume:
+      return "resumed from by " + keep.detail;
     case KeepReason::kLeased:
       return "being read";
     case KeepReason::kNoRule:

@@ -9,8 +9,11 @@
 //   route       the endpoint answers from it
 //   best        the best checkpoint of its run by the run's own metric (store/policy.h BestStep)
 //   last good   the newest checkpoint of its run, and the newest that the publish gate did not
-//   refuse job         a queued or running job works on it needed      something that stays, or can
-//   still be undeleted, is stored as a difference to it leased      somebody is reading it
+//   refuse
+//   job         a queued or running job works on it
+//   needed      something that stays, or can still be undeleted, is stored as a difference to it
+//   resume      the newest start of a job of its run resumed from it (store/ingest.h ResumePoint)
+//   leased      somebody is reading it
 // These stay because of the run's policy:
 //   no rule     the run has no rule: everything stays
 //   last n      one of the n newest checkpoints, or of the n newest merges
@@ -54,6 +57,7 @@ enum class KeepReason : uint8_t {
   kLastGood,
   kJob,
   kNeeded,
+  kResume,
   kLeased,
   kNoRule,
   kRuleLast,
@@ -91,7 +95,7 @@ struct RetentionArtifact {
   std::optional<Tombstone> tombstone;
 };
 
-// One name, job or reader and the artifact it holds.
+// One name, job, start or reader and the artifact it holds.
 struct Hold {
   KeepReason reason = KeepReason::kAlias;
   std::string name;
@@ -102,7 +106,7 @@ struct RetentionInputs {
   std::vector<Run> runs;
   std::map<std::string, RetentionPolicy> policies;  // by run; none: keeps everything
   std::vector<RetentionArtifact> artifacts;
-  std::vector<Hold> holds;  // pins, aliases, routes, unfinished jobs, leases
+  std::vector<Hold> holds;  // pins, aliases, routes, unfinished jobs, resume points, leases
 };
 
 // The fate of one artifact: it may go if `keeps` is empty.

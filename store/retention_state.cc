@@ -1,6 +1,7 @@
 #include "store/retention_state.h"
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 
 #include "store/catalog_keys.h"
@@ -183,6 +184,25 @@ class StateReader {
                      }));
     for (const Pin& pin : pins) {
       inputs_.holds.push_back({KeepReason::kPinned, pin.why, pin.artifact});
+    }
+    return ReadResumes();
+  }
+
+  // Of each run the newest decision: whoever asks with its key is to find the checkpoint.
+  Status ReadResumes() {
+    STOCKPOT_ASSIGN_OR_RETURN(const auto decisions,
+                              ReadAll<ResumeDecision>(catalog_, keys::kResumes,
+                                                      [](std::string_view, std::string_view value) {
+                                                        return DecodeResume(value);
+                                                      }));
+    std::map<std::string_view, const ResumeDecision*> newest;
+    for (const ResumeDecision& decision : decisions) {
+      const ResumeDecision*& known = newest[decision.run];
+      if (known == nullptr || known->decided_ms < decision.decided_ms) known = &decision;
+    }
+    for (const auto& [run, decision] : newest) {
+      if (decision->artifact.IsZero()) continue;
+      inputs_.holds.push_back({KeepReason::kResume, decision->key, decision->artifact});
     }
     return OkStatus();
   }

@@ -11,6 +11,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/status.h"
+#include "store/tensor_box.h"
 
 namespace stockpot {
 
@@ -38,6 +39,10 @@ class TensorSource {
   // The verified logical bytes [offset, offset + out.size()) of a tensor (of its target, for an
   // alias).
   virtual Status Read(std::string_view name, int64_t offset, std::span<std::byte> out) const = 0;
+  // A box of a tensor, row-major: what one of any number of ranks loads. InvalidArgument: past the
+  // tensor's end, or `out` is not of the box's size.
+  virtual Status ReadBox(std::string_view name, const TensorBox& box,
+                         std::span<std::byte> out) const;
   // The contents of config.json and the like. NotFound: there is no such file.
   virtual Result<std::string> ReadFile(std::string_view name) const = 0;
   virtual std::vector<std::string> files() const = 0;
@@ -47,6 +52,11 @@ class TensorSource {
   // The whole tensor.
   Result<std::vector<std::byte>> ReadAll(std::string_view name) const;
 };
+
+// Whether two tensors, each of its own source, have the same bytes. Reads until they differ.
+// REQUIRES: both exist.
+Result<bool> SameBytes(const TensorSource& a, std::string_view name_in_a, const TensorSource& b,
+                       std::string_view name_in_b);
 
 // "[576, 1536]", for messages.
 std::string ShapeText(const std::vector<int64_t>& shape);

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "serve/model/weights_internal.h"
+#include "store/raw_tensor_reader.h"
 
 namespace stockpot {
 namespace {
@@ -122,6 +123,17 @@ class VariantLoader {
     return OkStatus();
   }
 
+  WeightStorage::Reader RawReaderOf(const TensorEntry& entry) {
+    const auto read_part = [this](const Part& part, int64_t offset, std::span<std::byte> out) {
+      return store_.ReadPart(part, offset, out);
+    };
+    return [this, reader = RawTensorReader(entry, read_part)](int64_t offset,
+                                                              std::span<std::byte> out) {
+      tensors_.read_bytes += static_cast<int64_t>(out.size());
+      return reader.Read(offset, out);
+    };
+  }
+
   WeightStorage::Reader ReaderOf(const TensorEntry& entry, const char* role) {
     const Part& part = entry.parts.at(role);  // Validate() of the manifest: the role is there
     return [this, &part](int64_t offset, std::span<std::byte> out) {
@@ -131,8 +143,8 @@ class VariantLoader {
   }
 
   Result<WeightMatrix> RawMatrix(const TensorEntry& entry) {
-    Result<WeightMatrix> matrix = tensors_.storage.ReadMatrix(
-        entry.dtype, entry.shape[0], entry.shape[1], ReaderOf(entry, "data"));
+    Result<WeightMatrix> matrix = tensors_.storage.ReadMatrix(entry.dtype, entry.shape[0],
+                                                              entry.shape[1], RawReaderOf(entry));
     if (!matrix.ok()) return matrix.status().WithContext("tensor '" + entry.name + "'");
     return matrix;
   }
@@ -146,7 +158,7 @@ class VariantLoader {
                              "', which is not supported");
     }
     Result<const float*> vector =
-        tensors_.storage.ReadVector(entry.dtype, entry.shape[0], ReaderOf(entry, "data"));
+        tensors_.storage.ReadVector(entry.dtype, entry.shape[0], RawReaderOf(entry));
     if (!vector.ok()) return vector.status().WithContext("tensor '" + name + "'");
     return vector;
   }
@@ -236,8 +248,7 @@ class VariantLoader {
   bool SameBytes(const TensorEntry& a, const TensorEntry& b) const {
     if (a.dtype != b.dtype || a.codec != b.codec) return false;
     if (a.codec == Codec::kBase) return a.content == b.content;
-    if (a.codec == Codec::kRaw) return a.parts.at("data").digest() == b.parts.at("data").digest();
-    return false;
+    return a.shape == b.shape && SameContent(a, b).value_or(false);
   }
 
   VariantModel::Tensors& tensors_;

@@ -69,6 +69,109 @@ TEST(ManifestTest, RoundTripsAndIsCanonical) {
   EXPECT_EQ(m.stored_bytes(), 6 + 12 + 12'000'000 + 8 + 1 + 704 + kChunkBytes + 1);
 }
 
+// A checkpoint with a tensor of 3 x 5 in three pieces.
+Manifest CutManifest() {
+  Manifest m;
+  m.base = Sha256("base");
+  m.run = "demo";
+  m.step = 1;
+  TensorEntry tensor{.name = "w", .dtype = DType::kBF16, .shape = {3, 5}};
+  tensor.pieces = {{{0, 0}, {1, 5}}, {{1, 0}, {2, 2}}, {{1, 2}, {2, 3}}};
+  for (size_t i = 0; i < 3; ++i) {
+    tensor.parts[PieceRole(i)] = MakePart(tensor.pieces[i].elements() * 2);
+  }
+  m.tensors.push_back(tensor);
+  return m;
+}
+
+TEST(ManifestTest, PiecesRoundTripInTheirOneSpelling) {
+  const Manifest m = CutManifest();
+  ASSERT_TRUE(m.Validate().ok()) << m.Validate().ToString();
+  const std::string json = m.ToJson();
+  EXPECT_THAT(json, HasSubstr("\"pieces\":[{\"offsets\":[0,0],\"shape\":[1,5]},"
+                              "{\"offsets\":[1,0],\"shape\":[2,2]},"
+                              "{\"offsets\":[1,2],\"shape\":[2,3]}],\"shape\":[3,5]}"));
+  const Result<Manifest> read = Manifest::FromJson(json);
+  ASSERT_TRUE(read.ok()) << read.status().ToString();
+  EXPECT_EQ(read->ToJson(), json);
+  EXPECT_EQ(read->tensors[0].pieces, m.tensors[0].pieces);
+  EXPECT_EQ(m.stored_bytes(), 30);
+  EXPECT_EQ(m.logical_bytes(), 30);
+}
+
+TEST(ManifestTest, RefusesPiecesThatAreNotTheTensor) {
+  struct Case {
+    const char* words;
+    std::function<void(Manifest&)> spoil;
+  };
+  const std::vector<Case> cases = {
+      {"[1:3, 4:5] is in no piece",
+       [](Manifest& m) {
+         m.tensors[0].pieces[2].shape[1] = 2;
+         m.tensors[0].parts["data/2"] = MakePart(8);
+       }},
+      {"[1:2, 0:2] is in two pieces",
+       [](Manifest& m) {
+         m.tensors[0].pieces[0].shape = {2, 5};
+         m.tensors[0].parts["data/0"] = MakePart(20);
+       }},
+      {"out of order",
+       [](Manifest& m) {
+         std::swap(m.tensors[0].pieces[1], m.tensors[0].pieces[2]);
+         std::swap(m.tensors[0].parts["data/1"], m.tensors[0].parts["data/2"]);
+       }},
+      {"out of order", [](Manifest& m) { m.tensors[0].pieces[1] = m.tensors[0].pieces[0]; }},
+      {"1 pieces",
+       [](Manifest& m) {
+         m.tensors[0].pieces = {WholeBox({3, 5})};
+         m.tensors[0].parts = {{"data/0", MakePart(30)}};
+       }},
+      {"3 pieces with 2 parts", [](Manifest& m) { m.tensors[0].parts.erase("data/1"); }},
+      {"'data/1' is missing",
+       [](Manifest& m) {
+         m.tensors[0].parts["data"] = m.tensors[0].parts["data/1"];
+         m.tensors[0].parts.erase("data/1");
+       }},
+      {"shape and dtype make", [](Manifest& m) { m.tensors[0].parts["data/1"] = MakePart(7); }},
+      {"without elements", [](Manifest& m) { m.tensors[0].pieces[0].shape[0] = 0; }},
+      {"the tensor has 3", [](Manifest& m) { m.tensors[0].pieces[0].shape[0] = 4; }},
+      {"from -1", [](Manifest& m) { m.tensors[0].pieces[0].offsets[0] = -1; }},
+      {"another rank", [](Manifest& m) { m.tensors[0].pieces[0].shape.push_back(1); }},
+      {"rank 2 with offsets of rank 1",
+       [](Manifest& m) { m.tensors[0].pieces[0].offsets.pop_back(); }},
+      {"stored whole",
+       [](Manifest& m) {
+         m.kind = ArtifactKind::kBase;
+         m.base.reset();
+         m.run.clear();
+         m.step = -1;
+       }},
+      {"not raw",
+       [](Manifest& m) {
+         m.tensors[0].codec = Codec::kBase;
+         m.tensors[0].content = Sha256("x");
+       }},
+      {"an alias has no parts",
+       [](Manifest& m) {
+         m.tensors[0].alias_of = "v";
+         m.tensors[0].parts.clear();
+       }},
+      {"cut in too many dimensions",
+       [](Manifest& m) {
+         m.tensors[0].shape.assign(8, 4);
+         m.tensors[0].pieces.assign(20'000, {std::vector<int64_t>(8), std::vector<int64_t>(8, 1)});
+       }},
+  };
+  for (const Case& one : cases) {
+    Manifest m = CutManifest();
+    one.spoil(m);
+    const Status status = m.Validate();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << one.words;
+    EXPECT_THAT(status.message(), HasSubstr(one.words));
+    EXPECT_FALSE(Manifest::FromJson(m.ToJson()).ok()) << one.words;
+  }
+}
+
 // The spelling is the format: a change of it changes every digest.
 TEST(ManifestTest, TheCanonicalFormIsFixed) {
   Manifest m;
@@ -216,6 +319,11 @@ TEST(ManifestTest, RefusesEveryOtherSpelling) {
       Replace(json, "\"shape\":[0,7]", "\"shape\":[-0,7]"),
       Replace(json, "\"shape\":[0,7]", "\"shape\":{}"),
       Replace(json, "\"tensors\":[", "\"tensors\":[{},"),
+      Replace(json, "\"shape\":[0,7]", "\"pieces\":[],\"shape\":[0,7]"),
+      Replace(json, "\"shape\":[0,7]", "\"pieces\":[[]],\"shape\":[0,7]"),
+      Replace(json, "\"shape\":[0,7]", "\"pieces\":[{\"offsets\":[[0]]}],\"shape\":[0,7]"),
+      Replace(json, "\"shape\":[0,7]", "\"pieces\":[{\"size\":[0]}],\"shape\":[0,7]"),
+      Replace(json, "\"shape\":[0,7]", "\"pieces\":[{\"shape\":[0]}],\"shape\":[0,7]"),
       Replace(json, "\"tensors\":[", "\"tensors\":[1,"),
       Replace(json, "\"files\":{", "\"files\":{\"x\":1,"),
       Replace(json, "\"bytes\":704", "\"bytes\":-704"),
@@ -242,11 +350,11 @@ TEST(ManifestTest, MutationsNeverDoWorseThanRefusal) {
   RecordProperty("seed", std::to_string(seed));
   std::printf("seed %lu\n", static_cast<unsigned long>(seed));
   std::mt19937_64 random(seed);
-  const std::string json = FullManifest().ToJson();
+  const std::string inputs[] = {FullManifest().ToJson(), CutManifest().ToJson()};
   constexpr std::string_view kAlphabet = "{}[]\",:0123456789-.eE\\untrfalse \xff\xc3\x01";
   int accepted = 0;
   for (int i = 0; i < 20'000; ++i) {
-    std::string text = json;
+    std::string text = inputs[i % 2];
     const int edits = 1 + static_cast<int>(random() % 4);
     for (int e = 0; e < edits; ++e) {
       const size_t at = random() % text.size();
