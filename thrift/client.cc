@@ -302,6 +302,21 @@ Result<rpc::CommitReply> Client::CommitShard(const std::string& session, const r
   });
 }
 
+Result<rpc::StepState> Client::StepState(const rpc::StepKey& key, int32_t timeout_ms) {
+  rpc::StepState state;
+  const int32_t wait_ms = std::clamp(timeout_ms, 0, rpc_limits::kMaxWatchMs);
+  STOCKPOT_RETURN_IF_ERROR(Guarded("step_state", options_.receive_timeout_ms + wait_ms, [&] {
+    connection_->checkpoint->step_state(state, key, wait_ms);
+  }));
+  return state;
+}
+
+Result<rpc::ResumePoint> Client::ResumePoint(const std::string& run, const std::string& key) {
+  return Call<rpc::ResumePoint>("resume_point", [&](Connection& c, rpc::ResumePoint& out) {
+    c.checkpoint->resume_point(out, run, key);
+  });
+}
+
 Status Client::Abort(const std::string& session) {
   return Guarded("abort", 0, [&] { connection_->checkpoint->abort(session); });
 }

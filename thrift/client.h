@@ -87,6 +87,11 @@ class Client {
   // Sends all of them, several in flight. The first refusal, after all answers are in.
   Status PutChunks(const std::string& session, std::span<const ChunkView> chunks);
   Result<rpc::CommitReply> CommitShard(const std::string& session, const rpc::Shard& shard);
+  // How the checkpoint is coming along that ranks gather; waits up to `timeout_ms` (at most 30 s)
+  // while it is open.
+  Result<rpc::StepState> StepState(const rpc::StepKey& key, int32_t timeout_ms);
+  // Where the start of a job that is named `key` resumes from: the same for all who ask.
+  Result<rpc::ResumePoint> ResumePoint(const std::string& run, const std::string& key);
   Status Abort(const std::string& session);
   Status ReportEval(const std::string& id, const std::string& task, const std::string& metric,
                     double value, const std::string& by);

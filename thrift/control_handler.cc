@@ -152,6 +152,9 @@ class ControlHandler : public rpc::ControlServiceIf {
       reply.quota_bytes = store_.quota_bytes();
       reply.pack_bytes = usage.pack_bytes;
       reply.open_sessions = ingest_.open_sessions();
+      for (const OpenGathering& gathering : ingest_.OpenGatherings()) {
+        reply.gatherings.push_back(ToRpc(gathering));
+      }
       AddJobs(reply.jobs);
       if (control_.describe) control_.describe(reply);
       return OkStatus();

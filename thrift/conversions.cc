@@ -8,6 +8,9 @@
 namespace stockpot {
 namespace {
 
+static_assert(static_cast<int>(GatherState::kOpen) == static_cast<int>(rpc::GatherState::OPEN) &&
+              static_cast<int>(GatherState::kFailed) == static_cast<int>(rpc::GatherState::FAILED));
+
 constexpr std::array kKinds = {ArtifactKind::kBase, ArtifactKind::kCheckpoint, ArtifactKind::kMerge,
                                ArtifactKind::kVariant, ArtifactKind::kAdapter, ArtifactKind::kState};
 
@@ -18,17 +21,16 @@ Result<TensorEntry> TensorFromRpc(const rpc::Tensor& tensor) {
   const std::optional<DType> dtype = DTypeFromName(tensor.dtype);
   if (!dtype) return InvalidArgument(what + ": unknown dtype '" + tensor.dtype.substr(0, 32) + "'");
   entry.dtype = *dtype;
-  if (!tensor.global_shape.empty() || !tensor.offsets.empty()) {
-    return InvalidArgument(what + ": pieces of tensors are not in this version yet");
-  }
-  entry.shape = tensor.shape;
+  const bool is_piece = !tensor.global_shape.empty() || !tensor.offsets.empty();
+  entry.shape = is_piece ? tensor.global_shape : tensor.shape;
   entry.alias_of = tensor.alias_of;
   STOCKPOT_ASSIGN_OR_RETURN(Part part, PartFromRpc(tensor.data, what));
-  if (entry.alias_of.empty()) {
-    entry.parts["data"] = std::move(part);
-  } else if (part.bytes != 0 || !part.chunks.empty()) {
+  if (!entry.alias_of.empty()) {
+    if (part.bytes == 0 && part.chunks.empty()) return entry;
     return InvalidArgument(what + ": an alias carries no data");
   }
+  if (is_piece) entry.pieces.push_back({tensor.offsets, tensor.shape});
+  entry.parts[is_piece ? PieceRole(0) : "data"] = std::move(part);
   return entry;
 }
 
@@ -71,10 +73,20 @@ Result<SessionRequest> SessionRequestFromRpc(const rpc::SessionRequest& request)
   out.step = request.step;
   out.rank = request.rank;
   out.world = request.world;
+  out.attempt = request.attempt;
   if (request.__isset.resumed_from) {
     STOCKPOT_ASSIGN_OR_RETURN(out.resumed_from, Digest::FromRaw(request.resumed_from));
   }
   return out;
+}
+
+Result<StepKey> StepKeyFromRpc(const rpc::StepKey& key) {
+  for (const std::string* text : {&key.run, &key.attempt}) {
+    if (text->size() <= kMaxAttemptBytes) continue;
+    return InvalidArgument("the run's or the attempt's name is over " +
+                           std::to_string(kMaxAttemptBytes) + " bytes");
+  }
+  return StepKey{key.run, key.step, key.world, key.attempt};
 }
 
 Result<std::vector<Digest>> DigestsFromRpc(const std::vector<std::string>& raw) {
@@ -275,11 +287,42 @@ rpc::ScrubReply ToRpc(const ScrubReport& report) {
 
 rpc::CommitReply ToRpc(const CommitReply& reply) {
   rpc::CommitReply out;
-  out.artifact = RawBytes(reply.artifact);
+  if (reply.complete) out.artifact = RawBytes(reply.artifact);
   out.event_sequence = reply.event_sequence;
   out.existed = reply.existed;
-  out.complete = true;
+  out.complete = reply.complete;
+  out.missing = reply.missing;
   for (const auto& [group, artifact] : reply.states) out.states[group] = RawBytes(artifact);
+  return out;
+}
+
+rpc::StepState ToRpc(const StepState& state) {
+  rpc::StepState out;
+  out.state = static_cast<rpc::GatherState>(state.state);
+  if (state.state == GatherState::kComplete) out.artifact = RawBytes(state.artifact);
+  out.event_sequence = state.event_sequence;
+  out.missing = state.missing;
+  out.why = state.why;
+  return out;
+}
+
+rpc::Gathering ToRpc(const OpenGathering& gathering) {
+  rpc::Gathering out;
+  out.key.run = gathering.key.run;
+  out.key.step = gathering.key.step;
+  out.key.world = gathering.key.world;
+  out.key.attempt = gathering.key.attempt;
+  out.missing = gathering.missing;
+  out.opened_ms = gathering.opened_ms;
+  out.expires_ms = gathering.expires_ms;
+  return out;
+}
+
+rpc::ResumePoint ToRpc(const ResumeDecision& decision) {
+  rpc::ResumePoint out;
+  if (!decision.artifact.IsZero()) out.artifact = RawBytes(decision.artifact);
+  out.step = decision.step;
+  out.decided_ms = decision.decided_ms;
   return out;
 }
 

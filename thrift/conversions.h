@@ -20,6 +20,7 @@ Result<ArtifactKind> KindFromRpc(rpc::Kind kind);
 Result<RunConfig> RunConfigFromRpc(const rpc::RunConfig& config);
 Result<SessionRequest> SessionRequestFromRpc(const rpc::SessionRequest& request);
 Result<Part> PartFromRpc(const rpc::Part& part, const std::string& what);
+Result<StepKey> StepKeyFromRpc(const rpc::StepKey& key);
 Result<ShardCommit> ShardFromRpc(const rpc::Shard& shard);
 Result<std::vector<Digest>> DigestsFromRpc(const std::vector<std::string>& raw);
 
@@ -39,6 +40,9 @@ rpc::Job ToRpc(const Job& job);  // share: 1 when done, else 0
 rpc::Event ToRpc(const Event& event);
 rpc::ScrubReply ToRpc(const ScrubReport& report);
 rpc::CommitReply ToRpc(const CommitReply& reply);
+rpc::StepState ToRpc(const StepState& state);
+rpc::Gathering ToRpc(const OpenGathering& gathering);
+rpc::ResumePoint ToRpc(const ResumeDecision& decision);
 rpc::RetentionPolicy ToRpc(const RetentionPolicy& policy);
 rpc::GcReply ToRpc(const RetentionChanges& changes, const GarbageReport& report);
 

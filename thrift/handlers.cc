@@ -1,5 +1,6 @@
 #include "thrift/handlers.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -21,14 +22,19 @@ Status CheckLength(const std::string& text, const char* what) {
 
 namespace {
 
+constexpr int64_t kWaitSliceMs = 200;  // how long a stopping server waits for a waiting rank
+
 std::span<const std::byte> AsBytes(const std::string& data) {
   return std::as_bytes(std::span(data));
 }
 
 class CheckpointHandler : public rpc::CheckpointServiceIf {
  public:
-  explicit CheckpointHandler(const RpcServerParts& parts)
-      : store_(parts.store), ingest_(parts.ingest), version_(parts.control.version) {}
+  CheckpointHandler(const RpcServerParts& parts, const ServerFacts& server)
+      : store_(parts.store),
+        ingest_(parts.ingest),
+        server_(server),
+        version_(parts.control.version) {}
 
   // The token is the server's to check (server.cc): a call that comes here was let in.
   void hello(rpc::HelloReply& reply, int32_t protocol, const std::string& /*token*/) override {
@@ -100,12 +106,30 @@ class CheckpointHandler : public rpc::CheckpointServiceIf {
     });
   }
 
-  void step_state(rpc::StepState&, const rpc::StepKey&, int32_t) override {
-    Answer([]() -> Status { return InvalidArgument("step_state: not in this version yet"); });
+  void step_state(rpc::StepState& reply, const rpc::StepKey& key, int32_t timeout_ms) override {
+    Answer([&]() -> Status {
+      STOCKPOT_ASSIGN_OR_RETURN(const StepKey parsed, StepKeyFromRpc(key));
+      int64_t left_ms = std::clamp(timeout_ms, 0, rpc_limits::kMaxWatchMs);
+      while (true) {
+        const int64_t slice_ms = server_.stopping() ? 0 : std::min(left_ms, kWaitSliceMs);
+        STOCKPOT_ASSIGN_OR_RETURN(const StepState state, ingest_.GetStepState(parsed, slice_ms));
+        left_ms -= slice_ms;
+        if (state.state != GatherState::kOpen || slice_ms == 0 || left_ms == 0) {
+          reply = ToRpc(state);
+          return OkStatus();
+        }
+      }
+    });
   }
 
-  void resume_point(rpc::ResumePoint&, const std::string&, const std::string&) override {
-    Answer([]() -> Status { return InvalidArgument("resume_point: not in this version yet"); });
+  void resume_point(rpc::ResumePoint& reply, const std::string& run,
+                    const std::string& key) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+      STOCKPOT_ASSIGN_OR_RETURN(const ResumeDecision decision, ingest_.ResumePoint(run, key));
+      reply = ToRpc(decision);
+      return OkStatus();
+    });
   }
 
   void abort(const std::string& session) override {
@@ -158,13 +182,15 @@ class CheckpointHandler : public rpc::CheckpointServiceIf {
  private:
   CheckpointStore& store_;
   Ingest& ingest_;
+  const ServerFacts& server_;
   const std::string version_;
 };
 
 }  // namespace
 
-std::shared_ptr<rpc::CheckpointServiceIf> MakeCheckpointHandler(const RpcServerParts& parts) {
-  return std::make_shared<CheckpointHandler>(parts);
+std::shared_ptr<rpc::CheckpointServiceIf> MakeCheckpointHandler(const RpcServerParts& parts,
+                                                                const ServerFacts& server) {
+  return std::make_shared<CheckpointHandler>(parts, server);
 }
 
 }  // namespace stockpot

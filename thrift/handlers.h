@@ -38,7 +38,8 @@ class ServerFacts {
   std::string addresses_;  // guarded
 };
 
-std::shared_ptr<rpc::CheckpointServiceIf> MakeCheckpointHandler(const RpcServerParts& parts);
+std::shared_ptr<rpc::CheckpointServiceIf> MakeCheckpointHandler(const RpcServerParts& parts,
+                                                                const ServerFacts& server);
 std::shared_ptr<rpc::LineageServiceIf> MakeLineageHandler(const RpcServerParts& parts);
 std::shared_ptr<rpc::ControlServiceIf> MakeControlHandler(const RpcServerParts& parts,
                                                           const ServerFacts& server);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/bitdelta/signs.h"
+#include "store/raw_tensor_reader.h"
 
 namespace stockpot {
 namespace {
@@ -21,11 +22,14 @@ class RemoteSource : public TensorSource {
 
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
   Status Read(std::string_view name, int64_t offset, std::span<std::byte> out) const override;
+  Status ReadBox(std::string_view name, const TensorBox& box,
+                 std::span<std::byte> out) const override;
   Result<std::string> ReadFile(std::string_view name) const override;
   std::vector<std::string> files() const override;
 
  private:
   Status ReadPart(const Part& part, int64_t offset, std::span<std::byte> out) const;
+  RawTensorReader ReaderOf(const TensorEntry& raw) const;
   Result<const Part*> BasePart(const TensorEntry& entry) const;
   Status ReadBitDelta(const TensorEntry& entry, int64_t offset, std::span<std::byte> out) const;
 
@@ -85,6 +89,12 @@ Status RemoteSource::ReadPart(const Part& part, int64_t offset, std::span<std::b
                                }
                                return OkStatus();
                              });
+}
+
+RawTensorReader RemoteSource::ReaderOf(const TensorEntry& raw) const {
+  return RawTensorReader(raw, [this](const Part& part, int64_t offset, std::span<std::byte> out) {
+    return ReadPart(part, offset, out);
+  });
 }
 
 Result<const Part*> RemoteSource::BasePart(const TensorEntry& entry) const {
@@ -151,7 +161,7 @@ Status RemoteSource::Read(std::string_view name, int64_t offset, std::span<std::
   const std::string context = "tensor '" + std::string(name) + "'";
   switch (entry->codec) {
     case Codec::kRaw:
-      return ReadPart(entry->parts.at("data"), offset, out).WithContext(context);
+      return ReaderOf(*entry).Read(offset, out).WithContext(context);
     case Codec::kBase: {
       const Result<const Part*> part = BasePart(*entry);
       if (!part.ok()) return part.status();
@@ -164,6 +174,13 @@ Status RemoteSource::Read(std::string_view name, int64_t offset, std::span<std::
       return ReadBitDelta(*entry, offset, out).WithContext(context);
   }
   return Corruption(context + ": unknown codec");
+}
+
+Status RemoteSource::ReadBox(std::string_view name, const TensorBox& box,
+                             std::span<std::byte> out) const {
+  const TensorEntry* entry = manifest_.Resolve(name);
+  if (entry == nullptr || entry->codec != Codec::kRaw) return TensorSource::ReadBox(name, box, out);
+  return ReaderOf(*entry).ReadBox(box, out).WithContext("tensor '" + std::string(name) + "'");
 }
 
 Result<std::string> RemoteSource::ReadFile(std::string_view name) const {

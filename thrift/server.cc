@@ -431,7 +431,7 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Start(RpcServerParts parts,
   state.options = std::move(options);
 
   state.services.token = state.options.token;
-  state.services.checkpoint = MakeCheckpointHandler(parts);
+  state.services.checkpoint = MakeCheckpointHandler(parts, state.facts);
   const auto services = std::make_shared<TMultiplexedProcessor>();
   services->registerProcessor(
       "checkpoint", std::make_shared<rpc::CheckpointServiceProcessor>(state.services.checkpoint));

@@ -179,6 +179,8 @@ service CheckpointService {
   // not deleted.
   ResumePoint resume_point(1: string run, 2: string key) throws (1: Error error)
   void abort(1: string session) throws (1: Error error)
+  // A raw tensor has its bytes in the part "data"; one that ranks sent in pieces has "pieces", a list
+  // of {"offsets", "shape"}, and the bytes of the i-th of them, row-major, in the part "data/<i>".
   string fetch_manifest(1: string id) throws (1: Error error)
   binary fetch_chunk(1: binary digest) throws (1: Error error)
   void report_eval(1: string id, 2: string task, 3: string metric, 4: double value, 5: string by)

@@ -127,6 +127,16 @@ Json ToJson(const rpc::DaemonStatus& status) {
                       {"state", model.state},
                       {"resident_bytes", model.resident_bytes}});
   }
+  Json gatherings = Json::array();
+  for (const rpc::Gathering& gathering : status.gatherings) {
+    gatherings.push_back({{"run", gathering.key.run},
+                          {"step", gathering.key.step},
+                          {"world", gathering.key.world},
+                          {"attempt", gathering.key.attempt},
+                          {"missing", gathering.missing},
+                          {"opened_ms", gathering.opened_ms},
+                          {"expires_ms", gathering.expires_ms}});
+  }
   return {{"version", status.version},
           {"uptime_ms", status.uptime_ms},
           {"base", status.base},
@@ -139,6 +149,7 @@ Json ToJson(const rpc::DaemonStatus& status) {
           {"quota_bytes", status.quota_bytes},
           {"pack_bytes", status.pack_bytes},
           {"open_sessions", status.open_sessions},
+          {"gatherings", gatherings},
           {"jobs", ToJsonArray(status.jobs)},
           {"served", served},
           {"devices", status.devices},

@@ -238,6 +238,17 @@ Status Jobs(const Globals& globals) {
   return OkStatus();
 }
 
+std::string GatheringText(const rpc::Gathering& gathering) {
+  std::string missing;
+  for (const int32_t rank : gathering.missing) {
+    missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return gathering.key.run + "@" + std::to_string(gathering.key.step) + ": " +
+         std::to_string(gathering.key.world - gathering.missing.size()) + " of " +
+         std::to_string(gathering.key.world) + " ranks, missing " + missing + "  (attempt " +
+         gathering.key.attempt + ", opened " + HumanAgo(gathering.opened_ms, NowMs()) + ")";
+}
+
 Status ShowStatus(const Globals& globals) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
   STOCKPOT_ASSIGN_OR_RETURN(const rpc::DaemonStatus status, client->GetStatus());
@@ -262,6 +273,9 @@ Status ShowStatus(const Globals& globals) {
                     ", packs of " + HumanBytes(status.pack_bytes) +
                     (status.quota_bytes > 0 ? " of " + HumanBytes(status.quota_bytes) : ""));
   line("sessions", std::to_string(status.open_sessions) + " open");
+  for (const rpc::Gathering& gathering : status.gatherings) {
+    line("gathering", GatheringText(gathering));
+  }
   if (!status.served.empty()) {
     std::printf("\n");
     Table table({{"MODEL"}, {"VARIANT"}, {"STATE"}, {"RESIDENT", true}});

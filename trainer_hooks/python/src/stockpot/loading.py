@@ -140,19 +140,41 @@ class Artifact:
         if "content" in entry:
             return str(entry["content"])
         parts = entry["parts"]
-        if entry.get("codec", "raw") != "raw":
-            return json.dumps(parts, sort_keys=True)
+        if entry.get("codec", "raw") != "raw" or "pieces" in entry:
+            return json.dumps([parts, entry.get("pieces")], sort_keys=True)
         digests = parts["data"]["chunks"] if "data" in parts else []
         return chunks.tree_digest(bytes.fromhex(digest) for digest in digests).hex()
 
     def _raw(self, name: str, entry: dict[str, Any], box: Box | None) -> torch.Tensor:
         dtype, shape = dtypes.dtype_of(entry["dtype"]), tuple(entry["shape"])
-        part = self._part(name, entry, "data", math.prod(shape) * dtype.itemsize)
         box = box or Box.whole(shape)
-        if any(begin < 0 or size < 0 or begin + size > whole for begin, size, whole
-               in zip(box.offsets, box.sizes, shape, strict=True)):
+        if len(box.sizes) != len(shape) or any(
+                begin < 0 or size < 0 or begin + size > whole for begin, size, whole
+                in zip(box.offsets, box.sizes, shape, strict=True)):
             raise StockpotError(ErrorCode.INVALID_ARGUMENT,
                                 f"tensor {name} of {list(shape)} does not hold {box}")
+        if "pieces" not in entry:
+            return self._stored(name, entry, "data", shape, dtype, box)
+        # As ranks cut it: the pieces hold each element once, so what they share with the box does.
+        result = torch.empty(box.sizes, dtype=dtype)
+        for index, piece in enumerate(entry["pieces"]):
+            begins = [max(a, b) for a, b in zip(piece["offsets"], box.offsets, strict=True)]
+            sizes = [min(a + n, b + m) - begin for a, n, b, m, begin in zip(
+                piece["offsets"], piece["shape"], box.offsets, box.sizes, begins, strict=True)]
+            if min(sizes) <= 0:
+                continue
+            within = Box(tuple(begin - a for begin, a
+                               in zip(begins, piece["offsets"], strict=True)), tuple(sizes))
+            into = tuple(slice(begin - b, begin - b + size) for begin, b, size
+                         in zip(begins, box.offsets, sizes, strict=True))
+            result[into] = self._stored(name, entry, f"data/{index}", tuple(piece["shape"]), dtype,
+                                        within)
+        return result
+
+    def _stored(self, name: str, entry: dict[str, Any], role: str, shape: tuple[int, ...],
+                dtype: torch.dtype, box: Box) -> torch.Tensor:
+        """A box of what one part holds row-major in `shape`; fetches the chunks of its rows."""
+        part = self._part(name, entry, role, math.prod(shape) * dtype.itemsize)
         if not box.elements:
             return torch.empty(box.sizes, dtype=dtype)
         # The rows [begin, end) along the first dimension are one run of bytes.
