@@ -6,40 +6,25 @@
 //
 // The disk drifts within a run: each round is divided by the raw writes right before and after it,
 // which Google Benchmark cannot say, so this bench keeps its own clock.
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "store/checkpoint_store.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/raw_disk.h"
 
 namespace stockpot {
 namespace {
 
 constexpr int64_t kTensorBytes = int64_t{64} << 20;
-constexpr int64_t kRawWriteBytes = int64_t{8} << 20;  // as the packs'
-
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-[[noreturn]] void Die(const std::string& what) {
-  std::fprintf(stderr, "store_bench: %s\n", what.c_str());
-  std::exit(1);
-}
 
 // Bytes this process has caused to be written to disk.
 int64_t WrittenBytes() {
@@ -52,72 +37,12 @@ int64_t WrittenBytes() {
   Die("/proc/self/io does not count writes here");
 }
 
-class Folder {
- public:
-  explicit Folder(const std::filesystem::path& parent) {
-    std::string pattern = (parent / "stockpot_bench_XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) Die("cannot make " + pattern);
-    path_ = pattern;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
-// Block-aligned and incompressible; every 4 KiB differs from round to round, so nothing is
-// deduplicated.
-class Data {
- public:
-  explicit Data(int64_t bytes) : bytes_(bytes) {
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, static_cast<size_t>(bytes))));
-    if (data_ == nullptr) Die("no memory");
-    std::mt19937_64 random(1);
-    for (int64_t i = 0; i < bytes; i += 8) {
-      const uint64_t word = random();
-      std::memcpy(data_.get() + i, &word, 8);
-    }
-  }
-  void Stamp(int64_t round) {
-    for (int64_t i = 0; i < bytes_; i += 4096) std::memcpy(data_.get() + i, &round, 8);
-  }
-  std::span<const std::byte> span() const { return {data_.get(), static_cast<size_t>(bytes_)}; }
-
- private:
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
-  int64_t bytes_;
-  std::unique_ptr<std::byte, Free> data_;
-};
-
-double RawSeconds(const Folder& folder, std::span<const std::byte> data) {
-  const std::filesystem::path path = folder.path() / "raw";
-  const double begin = Seconds();
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_DIRECT, 0644);
-  if (fd < 0) Die("this file system has no direct I/O: give another --dir");
-  for (size_t at = 0; at < data.size();) {
-    const size_t n = std::min(data.size() - at, static_cast<size_t>(kRawWriteBytes));
-    if (::write(fd, data.data() + at, n) != static_cast<ssize_t>(n)) Die("raw write");
-    at += n;
-  }
-  if (::fdatasync(fd) != 0) Die("fdatasync");
-  ::close(fd);
-  const double seconds = Seconds() - begin;
-  ::unlink(path.c_str());
-  return seconds;
-}
-
 struct Ingested {
   double seconds = 0;
   double amplification = 0;
 };
 
-Ingested IngestSeconds(const Folder& folder, std::span<const std::byte> data, int threads) {
+Ingested IngestSeconds(const BenchFolder& folder, std::span<const std::byte> data, int threads) {
   const std::filesystem::path directory = folder.path() / "store";
   auto store = CheckpointStore::Open({.directory = directory, .clock = SystemClock()});
   if (!store.ok()) Die(store.status().ToString());
@@ -161,16 +86,16 @@ void Bench(const BenchReport& report) {
   const BenchOptions& options = report.options();
   const int64_t bytes = options.quick ? int64_t{256} << 20 : int64_t{1} << 30;
   const int rounds = options.Rounds(7);
-  const Folder folder(options.directory);
-  Data data(bytes);
+  const BenchFolder folder(options.directory);
+  BenchData data(bytes);
   std::vector<double> ratios;
   std::vector<double> amplifications;
   for (int round = 0; round < rounds; ++round) {
     data.Stamp(2 * round);
-    const double raw = RawSeconds(folder, data.span());
+    const double raw = RawWriteSeconds(folder, data.span());
     data.Stamp(2 * round + 1);
     const Ingested ingested = IngestSeconds(folder, data.span(), options.threads);
-    const double again = RawSeconds(folder, data.span());  // before and after: the disk drifts
+    const double again = RawWriteSeconds(folder, data.span());  // before and after: the disk drifts
     ratios.push_back((raw + again) / 2 / ingested.seconds);
     amplifications.push_back(ingested.amplification);
     const double mb = static_cast<double>(bytes) / 1e6;
