@@ -1,6 +1,9 @@
 #include "trainer_hooks/cpp/libtorch_adapter.h"
 
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 
 #include <map>
 #include <optional>
@@ -46,6 +49,17 @@ std::optional<DType> DTypeOf(torch::ScalarType type) {
   }
 }
 
+// Copies a tensor of a device to its logical, contiguous form. Returns when the bytes are there.
+Status CopyOut(const torch::Tensor& tensor, std::span<std::byte> out) {
+  try {
+    const torch::NoGradGuard no_grad;
+    at::from_blob(out.data(), tensor.sizes(), tensor.options().device(torch::kCPU)).copy_(tensor);
+    return OkStatus();
+  } catch (const std::exception& error) {
+    return Internal(error.what());
+  }
+}
+
 // Two tensors with the same identity are one tensor under two names.
 using Identity =
     std::tuple<const void*, torch::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
@@ -66,9 +80,14 @@ class Collector {
       const auto [first, is_new] = names_.emplace(identity, name);
       if (!is_new) view.alias_of = first->second;
     }
-    if (view.alias_of.empty()) {
-      result_.keep_alive.push_back(tensor.detach().to(torch::kCPU).contiguous());
+    if (view.alias_of.empty() && tensor.device().is_cpu()) {
+      result_.keep_alive.push_back(tensor.detach().contiguous());
       view.data = result_.keep_alive.back().const_data_ptr();
+    } else if (view.alias_of.empty()) {
+      result_.keep_alive.push_back(tensor.detach());
+      view.read = [kept = result_.keep_alive.back()](std::span<std::byte> out) {
+        return CopyOut(kept, out);
+      };
     }
     result_.views.push_back(std::move(view));
     return OkStatus();
@@ -97,6 +116,19 @@ Result<TorchTensors> CollectTensors(const torch::nn::Module& module) {
   } catch (const std::exception& error) {
     return Internal("while collecting the module's tensors: " + std::string(error.what()));
   }
+}
+
+StagingAllocator PinnedStaging() {
+  if (!at::hasCUDA()) return nullptr;
+  return [](int64_t bytes) -> std::shared_ptr<void> {
+    try {
+      auto block = std::make_shared<c10::DataPtr>(
+          at::getHostAllocator(at::kCUDA)->allocate(static_cast<size_t>(bytes)));
+      return {block, block->get()};
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  };
 }
 
 }  // namespace stockpot
