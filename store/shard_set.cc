@@ -306,7 +306,8 @@ Result<ShardCommit> ShardSet::Assemble() const {
     const ShardCommit& shard = shards_[static_cast<size_t>(rank)]->content;
     for (const TensorEntry& entry : shard.tensors) weights.push_back({&entry, rank});
     for (const auto& [group, entries] : shard.states) {
-      for (const TensorEntry& entry : entries) states[group].push_back({&entry, rank});
+      std::vector<Claim>& claims = states[group];  // also where a rank has none of it
+      for (const TensorEntry& entry : entries) claims.push_back({&entry, rank});
     }
     all.metrics.insert(shard.metrics.begin(), shard.metrics.end());  // the lowest rank's stays
     for (const auto& [name, part] : shard.files) {
