@@ -656,7 +656,7 @@ class Uploader:
             logger.warning("run %s: uploads work again", self._target.run)
 
     def _find_same(self, job: SaveJob) -> str | None:
-        """The digest of RUN@STEP if it holds exactly this job's tensors and files."""
+        """The digest of RUN@STEP if it holds exactly this job's weights and files."""
         name = f"{self._target.run}@{job.step}"
         manifest = json.loads(self._client.fetch_manifest(name))
         for _ in job.named_chunks():  # the session may have been refused before any was hashed
@@ -667,7 +667,7 @@ class Uploader:
             return [chunk.hex() for chunk in chunks_of_part]
 
         ours = {t.name: (t.dtype, t.shape, t.alias_of, parts_of(t.data.chunks))
-                for t in shard.tensors}
+                for t in shard.tensors if not t.group}  # states are artifacts of their own
         theirs = {t["name"]: (t["dtype"], t["shape"], t.get("alias_of", ""),
                               t.get("parts", {}).get("data", {}).get("chunks", []))
                   for t in manifest["tensors"]}
