@@ -2,6 +2,8 @@
 option(STOCKPOT_TESTS "Build the tests and benches" ON)
 option(STOCKPOT_CUDA "Compile the CUDA backend where a toolkit is found" ON)
 set(STOCKPOT_SANITIZE "" CACHE STRING "address;undefined, or thread, or empty")
+option(STOCKPOT_FUZZ_REPLAY "Run the fuzz targets over their corpora in CTest" OFF)
+option(STOCKPOT_FUZZ "Build the fuzzers and what they test, and nothing else (clang; preset fuzz)" OFF)
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
