@@ -32,7 +32,7 @@ bool HoldsOtherFiles(const std::filesystem::path& directory) {
   for (auto it = std::filesystem::directory_iterator(directory, error);
        !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
     const std::string name = it->path().filename().string();
-    if (name != "LOCK" && name != "packs" && name != "catalog") return true;
+    if (name != "LOCK" && name != "packs" && name != "catalog" && name != "COMMITTED") return true;
   }
   return false;
 }
@@ -71,7 +71,7 @@ class StoreCopy {
 
   Result<BackupReport> Copy(const std::function<void(int64_t, int64_t)>& progress) {
     STOCKPOT_RETURN_IF_ERROR(At("backup.begin"));
-    moment_ = from_.catalog->Freeze();
+    STOCKPOT_ASSIGN_OR_RETURN(moment_, from_.catalog->Freeze());
     STOCKPOT_RETURN_IF_ERROR(ListChunks());
     STOCKPOT_RETURN_IF_ERROR(At("backup.listed"));
     STOCKPOT_RETURN_IF_ERROR(CopyChunks(progress));

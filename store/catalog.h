@@ -1,6 +1,17 @@
 // RocksDB behind a narrow wall: keys and values in columns, batches that see their own writes, and
 // Status instead of RocksDB's. What the keys and values mean: catalog_keys.h, record_codec.h.
 //
+// Errors. Unavailable: the disk did not answer (EIO), after a few attempts with a growing pause
+// between them; later may do. ResourceExhausted: it is full. Corruption: what is stored is not what
+// was written; the message names the file.
+//
+// After a write that failed, the next one first brings the database back: by RocksDB's own means, or,
+// where these do not help, by opening it anew while nobody reads. A full disk is waited for.
+//
+// RocksDB's log ends where it is damaged, and what came after it is gone without a word. So the
+// number of the last write that was synced also stands in the file COMMITTED beside the folder: a
+// catalogue that opens with less is refused.
+//
 // Thread promise: Catalog any thread; a CatalogBatch one thread.
 #pragma once
 
@@ -61,7 +72,8 @@ class CatalogMoment {
 
 class Catalog {
  public:
-  // Makes the database if it is missing. Corruption if it does not open or is of another format.
+  // Makes the database if it is missing and was never there. Corruption if it does not open, is of
+  // another format, or lacks writes that were acknowledged.
   static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& directory);
   ~Catalog();
 
@@ -74,13 +86,20 @@ class Catalog {
   using Visit = std::function<bool(std::string_view key, std::string_view value)>;
   Status Scan(Column column, std::string_view prefix, std::string_view first,
               const Visit& visit) const;
-  std::unique_ptr<CatalogMoment> Freeze() const;
+  Result<std::unique_ptr<CatalogMoment>> Freeze() const;
   // The greatest key of a column; null: empty.
-  std::optional<std::string> LastKey(Column column) const;
+  Result<std::optional<std::string>> LastKey(Column column) const;
 
   // `synced`: on disk when it returns, with everything written before. After a failure nothing of
-  // the batch is visible, and the next write first tries to bring the database back.
+  // the batch is visible until the database was opened anew; then it may be, as a whole.
   Status Write(const CatalogBatch& batch, bool synced);
+  // Brings the database back if a write failed. An error: it takes no writes now.
+  Status Heal();
+  // How often the database was opened. Whoever remembers what it read looks again when it changes.
+  int64_t openings() const;
+
+  // Reads every block of every file and verifies it. Corruption names the file.
+  Status Verify() const;
 
  private:
   friend class CatalogBatch;

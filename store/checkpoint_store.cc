@@ -34,6 +34,17 @@ Result<std::shared_ptr<FileHandle>> LockDirectory(const std::filesystem::path& d
   return file;
 }
 
+// Makes the folder and those above it that are missing, each with a name that lasts.
+Status MakeDirectories(const std::filesystem::path& directory) {
+  std::error_code error;
+  if (std::filesystem::is_directory(directory, error)) return OkStatus();
+  const std::filesystem::path parent = std::filesystem::absolute(directory).parent_path();
+  STOCKPOT_RETURN_IF_ERROR(MakeDirectories(parent));
+  std::filesystem::create_directory(directory, error);
+  if (error) return ErrnoStatus(error.value(), directory.string());
+  return SyncDirectory(parent);
+}
+
 // Gives back the space that a killed process had preallocated past the end of its last pack.
 void TrimPack(const std::filesystem::path& path) {
   struct stat info;
@@ -56,6 +67,19 @@ Result<uint32_t> SurveyPacks(const std::filesystem::path& directory) {
   }
   if (error) return ErrnoStatus(error.value(), directory.string());
   return greatest;
+}
+
+// Events are never deleted: where the first one is missing, the catalogue lost its oldest file.
+Status CheckFirstEvent(const Catalog& catalog) {
+  std::string first;
+  STOCKPOT_RETURN_IF_ERROR(
+      catalog.Scan(Column::kEvents, "", "", [&](std::string_view key, std::string_view) {
+        first = key;
+        return false;
+      }));
+  if (first.empty() || first == catalog_keys::BigEndian(1)) return OkStatus();
+  return Corruption("the catalogue lacks its first events: its list of files (MANIFEST-*) is "
+                    "damaged or cut. Restore the store from a backup (`stockpot restore`)");
 }
 
 int64_t ParseCounter(const std::optional<std::string>& text) {
@@ -81,14 +105,13 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(StoreOptions opti
   impl->options = std::move(options);
   const std::filesystem::path& directory = impl->options.directory;
   impl->packs_directory = directory / "packs";
-  std::error_code error;
-  std::filesystem::create_directories(impl->packs_directory, error);
-  if (error) return ErrnoStatus(error.value(), impl->packs_directory.string());
+  STOCKPOT_RETURN_IF_ERROR(MakeDirectories(impl->packs_directory));
   STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl->options.failpoints, "open.directory"));
   STOCKPOT_ASSIGN_OR_RETURN(impl->lock, LockDirectory(directory));
   STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl->options.failpoints, "open.locked"));
-  STOCKPOT_RETURN_IF_ERROR(SyncDirectory(directory));
   STOCKPOT_ASSIGN_OR_RETURN(impl->catalog, Catalog::Open(directory / "catalog"));
+  // The names of packs/, catalog/ and COMMITTED, before anything in them is promised to anybody.
+  STOCKPOT_RETURN_IF_ERROR(SyncDirectory(directory));
 
   STOCKPOT_RETURN_IF_ERROR(impl->EnsureIdentity());
   STOCKPOT_RETURN_IF_ERROR(impl->EnsureOpenJobs());
@@ -97,10 +120,8 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(StoreOptions opti
   STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(impl->options.failpoints, "open.surveyed"));
   STOCKPOT_ASSIGN_OR_RETURN(const auto next_pack,
                             impl->catalog->Get(Column::kRecords, catalog_keys::kNextPack));
-  STOCKPOT_ASSIGN_OR_RETURN(const auto last_job,
-                            impl->catalog->Get(Column::kRecords, catalog_keys::kLastJob));
-  impl->last_job = ParseCounter(last_job);
-  impl->last_event = catalog_keys::ParseBigEndian(impl->catalog->LastKey(Column::kEvents));
+  STOCKPOT_RETURN_IF_ERROR(impl->ReadCounters());
+  STOCKPOT_RETURN_IF_ERROR(CheckFirstEvent(*impl->catalog));
   PackWriter::Options packs{.directory = impl->packs_directory,
                             .pack_bytes = impl->options.pack_bytes,
                             .failpoints = impl->options.failpoints};
@@ -360,9 +381,26 @@ void CheckpointStore::Impl::CommitGroup(std::span<Waiter* const> group) {
   }
 }
 
-// An error: nothing of the group is visible. A failpoint after the write reports an error for what
+// A commit that failed may have become whole when the catalogue was opened anew: what comes next is
+// numbered after it.
+Status CheckpointStore::Impl::ReadCounters() {
+  const int64_t openings = catalog->openings();
+  STOCKPOT_ASSIGN_OR_RETURN(const auto job, catalog->Get(Column::kRecords, catalog_keys::kLastJob));
+  STOCKPOT_ASSIGN_OR_RETURN(const auto event, catalog->LastKey(Column::kEvents));
+  last_job = ParseCounter(job);
+  seen_openings = openings;
+  const std::lock_guard guard(event_mutex);
+  last_event = catalog_keys::ParseBigEndian(event);
+  event_added.notify_all();
+  return OkStatus();
+}
+
+// An error: nothing of the group is visible, unless the catalogue is opened anew (Catalog::Write).
+// A failpoint after the write reports an error for what
 // was committed all the same, as a lost connection would.
 Status CheckpointStore::Impl::WriteGroup(std::span<Waiter* const> group) {
+  STOCKPOT_RETURN_IF_ERROR(catalog->Heal());
+  if (catalog->openings() != seen_openings) STOCKPOT_RETURN_IF_ERROR(ReadCounters());
   // The chunks first. Whatever is durable now gets its index entry in this batch, whoever put it.
   const std::vector<IndexedChunk> durable = writer->Sync();
   STOCKPOT_RETURN_IF_ERROR(ReachFailpoint(options.failpoints, "commit.synced"));

@@ -241,6 +241,8 @@ class CheckpointStore {
   std::optional<StepRecord> GetStep(std::string_view run, int64_t step, ArtifactKind kind,
                                     std::string_view group = "") const;
   std::vector<ResumeDecision> ListResumeDecisions(std::string_view run) const;  // by key
+  // The same, complete or an error: for whoever decides by it.
+  Result<std::vector<StepRecord>> ReadSteps(std::string_view run) const;
   std::vector<Edge> Parents(const Digest& child) const;
   std::vector<Edge> Children(const Digest& parent) const;
   std::optional<Alias> GetAlias(std::string_view name) const;

@@ -53,6 +53,7 @@ struct CheckpointStore::Impl {
   std::vector<Waiter*> waiting;  // guarded by commit_mutex
   bool leading = false;          // guarded by commit_mutex
   int64_t last_job = 0;          // the leader's alone
+  int64_t seen_openings = 0;     // likewise: of the catalogue, when its counters were read
 
   mutable std::mutex event_mutex;
   mutable std::condition_variable event_added;
@@ -97,6 +98,8 @@ struct CheckpointStore::Impl {
   Result<RunUse*> UseOfRun(const std::string& run, const std::vector<StepRecord>& steps) const;
 
   Result<Manifest> ReadManifest(const Digest& artifact) const;
+  // All of them, or an error.
+  Result<std::vector<Digest>> ReadArtifacts() const;
   Result<ManifestFacts> FactsOfArtifact(const Digest& artifact) const;
   // REQUIRES: leases->mutex held.
   Result<RetentionView> ReadRetentionView() const;
@@ -168,6 +171,8 @@ struct CheckpointStore::Impl {
   size_t NextGroupSize() const;
   void CommitGroup(std::span<Waiter* const> group);
   Status WriteGroup(std::span<Waiter* const> group);
+  // Numbers of the last event and job. REQUIRES: leads the commits, or nobody else is there.
+  Status ReadCounters();
   int64_t LastEvent() const;
 };
 

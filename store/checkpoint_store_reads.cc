@@ -15,7 +15,27 @@ namespace keys = catalog_keys;
 
 constexpr size_t kMinPrefixDigits = 6;
 
-// Appends what decodes; a damaged record is left out.
+// Every record, or the first error.
+template <typename T, typename Decode>
+Result<std::vector<T>> ReadRecords(const Catalog& catalog, std::string_view prefix,
+                                   Decode decode) {
+  std::vector<T> records;
+  Status damage;
+  STOCKPOT_RETURN_IF_ERROR(
+      catalog.Scan(Column::kRecords, prefix, "", [&](std::string_view key, std::string_view value) {
+        Result<T> record = decode(key.substr(prefix.size()), value);
+        if (record.ok()) {
+          records.push_back(*std::move(record));
+        } else {
+          damage = record.status().WithContext("record " + std::string(prefix));
+        }
+        return damage.ok();
+      }));
+  STOCKPOT_RETURN_IF_ERROR(damage);
+  return records;
+}
+
+// What decodes; a damaged record is left out.
 template <typename T, typename Decode>
 std::vector<T> ScanRecords(const Catalog& catalog, std::string_view prefix, Decode decode) {
   std::vector<T> records;
@@ -108,7 +128,18 @@ Result<Manifest> CheckpointStore::GetManifest(const Digest& artifact) const {
 
 Result<Manifest> CheckpointStore::Impl::ReadManifest(const Digest& artifact) const {
   STOCKPOT_ASSIGN_OR_RETURN(const auto json, catalog->Get(Column::kManifests, artifact.raw()));
-  if (!json) return NotFound("artifact " + artifact.Hex());
+  if (!json) {
+    STOCKPOT_ASSIGN_OR_RETURN(const auto record,
+                              catalog->Get(Column::kRecords, keys::Artifact(artifact)));
+    if (!record) return NotFound("artifact " + artifact.Hex());
+    // Read again: it may have been purged between the two.
+    STOCKPOT_ASSIGN_OR_RETURN(const auto again, catalog->Get(Column::kManifests, artifact.raw()));
+    if (again) return ReadManifest(artifact);
+    STOCKPOT_ASSIGN_OR_RETURN(const auto still,
+                              catalog->Get(Column::kRecords, keys::Artifact(artifact)));
+    if (!still) return NotFound("artifact " + artifact.Hex());
+    return Corruption("the manifest of artifact " + artifact.Hex() + " is missing");
+  }
   if (Sha256(*json) != artifact) {
     return Corruption("the manifest of artifact " + artifact.Hex() + " is damaged");
   }
@@ -185,6 +216,12 @@ std::vector<Digest> CheckpointStore::ListArtifacts() const {
       [](std::string_view rest, std::string_view) { return Digest::FromRaw(rest); });
 }
 
+Result<std::vector<Digest>> CheckpointStore::Impl::ReadArtifacts() const {
+  return ReadRecords<Digest>(
+      *catalog, keys::kArtifacts,
+      [](std::string_view rest, std::string_view) { return Digest::FromRaw(rest); });
+}
+
 std::vector<Run> CheckpointStore::ListRuns() const {
   return ScanRecords<Run>(
       *impl_->catalog, keys::kRuns,
@@ -212,6 +249,19 @@ std::vector<ResumeDecision> CheckpointStore::ListResumeDecisions(std::string_vie
   return ScanRecords<ResumeDecision>(
       *impl_->catalog, keys::ResumesOf(run),
       [](std::string_view, std::string_view value) { return DecodeResume(value); });
+}
+
+Result<std::vector<StepRecord>> CheckpointStore::ReadSteps(std::string_view run) const {
+  return ReadRecords<StepRecord>(
+      *impl_->catalog, keys::StepsOf(run),
+      [this](std::string_view, std::string_view value) -> Result<StepRecord> {
+        STOCKPOT_ASSIGN_OR_RETURN(StepRecord step, DecodeStep(value));
+        STOCKPOT_ASSIGN_OR_RETURN(
+            const auto tombstone,
+            impl_->catalog->Get(Column::kRecords, keys::DeletedOf(step.artifact)));
+        step.deleted = tombstone.has_value();
+        return step;
+      });
 }
 
 std::vector<Edge> CheckpointStore::Parents(const Digest& child) const {

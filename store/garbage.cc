@@ -10,7 +10,8 @@
 // Killed anywhere: a purged artifact's chunks, a copy nobody indexed or a pack nobody names is
 // garbage for the next time. A chunk that somebody may be about to commit is guarded
 // (chunk_guards.h): what was put or was said to be there since the oldest open guard stays. The
-// collection itself holds one from before the marking, so commits during it are covered too.
+// collection itself holds one from before the marking, opened while no commit is being written, so
+// commits during it are covered too.
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,10 +44,16 @@ struct PackUse {
 class GarbageCollector {
  public:
   GarbageCollector(CheckpointStore& store, CheckpointStore::Impl& impl, GarbageOptions options)
-      : store_(store), impl_(impl), options_(options), guard_(impl.guards->Open()) {}
+      : store_(store), impl_(impl), options_(options) {}
 
   Result<GarbageReport> Collect() {
     STOCKPOT_RETURN_IF_ERROR(At("gc.begin"));
+    // Between two commits: one that is being written has claimed its chunks before the guard opens,
+    // and may become visible after the marking.
+    STOCKPOT_RETURN_IF_ERROR(impl_.Lead([&] {
+      guard_ = impl_.guards->Open();
+      return OkStatus();
+    }));
     report_.pack_bytes_before = impl_.PackBytes();
     if (options_.purge) STOCKPOT_RETURN_IF_ERROR(Purge());
     STOCKPOT_RETURN_IF_ERROR(At("gc.purged"));
@@ -140,11 +147,19 @@ class GarbageCollector {
     if (options_.dry_run) {
       for (const Going& going : going_) skipped.insert(going.gone.artifact);
     }
-    for (const Digest& artifact : store_.ListArtifacts()) {
+    Result<std::vector<Digest>> artifacts = impl_.ReadArtifacts();
+    if (!artifacts.ok()) {
+      return artifacts.status().WithContext("nothing was collected: which artifacts there are is "
+                                            "unknown");
+    }
+    for (const Digest& artifact : *artifacts) {
       if (skipped.contains(artifact)) continue;
       const Result<Manifest> manifest = store_.GetManifest(artifact);
-      if (manifest.status().code() == StatusCode::kNotFound && !store_.HasArtifact(artifact)) {
-        continue;
+      if (manifest.status().code() == StatusCode::kNotFound) {
+        STOCKPOT_ASSIGN_OR_RETURN(
+            const auto still,
+            impl_.catalog->Get(Column::kRecords, catalog_keys::Artifact(artifact)));
+        if (!still) continue;  // purged meanwhile
       }
       if (!manifest.ok()) {
         return manifest.status().WithContext("nothing was collected: what artifact " +
@@ -339,16 +354,22 @@ class GarbageCollector {
   Result<std::map<uint32_t, PackUse>> UseOfPacks() const {
     std::map<uint32_t, PackUse> packs;
     for (const uint32_t number : impl_.ListPacks()) packs[number];
+    Status damage;
     STOCKPOT_RETURN_IF_ERROR(impl_.catalog->Scan(
         Column::kChunks, "", "", [&](std::string_view key, std::string_view value) {
           const Result<Digest> digest = Digest::FromRaw(key);
           const Result<ChunkLocation> location = ChunkLocation::Decode(value);
-          if (!digest.ok() || !location.ok() || location->is_inline()) return true;
+          if (digest.ok() && !location.ok()) {
+            damage = location.status().WithContext("no pack was removed: where chunk " +
+                                                   digest->Hex() + " lies is unknown");
+          }
+          if (!digest.ok() || !location.ok() || location->is_inline()) return damage.ok();
           PackUse& use = packs[location->pack];
           use.live_bytes += kRecordHeaderBytes + location->stored_length();
           use.chunks.push_back({*digest, *location});
           return true;
         }));
+    STOCKPOT_RETURN_IF_ERROR(damage);
     return packs;
   }
 
@@ -428,7 +449,7 @@ class GarbageCollector {
   CheckpointStore& store_;
   CheckpointStore::Impl& impl_;
   const GarbageOptions options_;
-  const std::shared_ptr<void> guard_;
+  std::shared_ptr<void> guard_;
   GarbageReport report_;
   std::vector<Going> open_;   // expired, not purged yet
   std::vector<Going> going_;  // purged; dry run: would be

@@ -228,7 +228,8 @@ Result<CommitReply> CommitCheckpoint(CheckpointStore& store, const SessionReques
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     Commit commit;
     if (!has_checkpoint) {
-      commit = CheckpointCommit(store, run, step, store.ListSteps(run.name), metrics);
+      STOCKPOT_ASSIGN_OR_RETURN(const auto previous, store.ReadSteps(run.name));
+      commit = CheckpointCommit(store, run, step, previous, metrics);
       commit.artifacts.push_back(manifest);
     }
     for (const auto& [group, state] : states) AddState(step, group, state, commit);

@@ -73,13 +73,14 @@ Result<MergeArguments> ParseMergeArguments(const Job& job) {
   return args;
 }
 
-std::optional<StepRecord> FindStep(const CheckpointStore& store, const std::string& run,
-                                   const std::function<bool(const StepRecord&)>& wanted) {
-  if (run.empty()) return std::nullopt;
-  for (StepRecord& step : store.ListSteps(run)) {
-    if (wanted(step)) return std::move(step);
+Result<std::optional<StepRecord>> FindStep(const CheckpointStore& store, const std::string& run,
+                                           const std::function<bool(const StepRecord&)>& wanted) {
+  if (run.empty()) return std::optional<StepRecord>();
+  STOCKPOT_ASSIGN_OR_RETURN(std::vector<StepRecord> steps, store.ReadSteps(run));
+  for (StepRecord& step : steps) {
+    if (wanted(step)) return std::optional<StepRecord>(std::move(step));
   }
-  return std::nullopt;
+  return std::optional<StepRecord>();
 }
 
 // A merge that names no run belongs to its parents' run, at their last step.
@@ -270,8 +271,10 @@ Result<std::vector<std::string>> JobWork::RouteNames(const Manifest& source,
       }
     }
   }
-  const std::optional<StepRecord> step = FindStep(
-      store_, source.run, [&](const StepRecord& s) { return s.artifact == source_digest; });
+  STOCKPOT_ASSIGN_OR_RETURN(
+      const std::optional<StepRecord> step,
+      FindStep(store_, source.run,
+               [&](const StepRecord& s) { return s.artifact == source_digest; }));
   if (!step) {
     if (name.empty()) {
       return InvalidArgument("artifact " + source_digest.ShortHex() +
@@ -342,9 +345,10 @@ Status JobWork::Merge(const Job& job, const ProgressFunction& progress) {
   for (const Digest& parent : args.parents) {
     commit.edges.push_back({EdgeType::kMergedFrom, made, parent});
   }
-  const std::optional<StepRecord> other = FindStep(store_, args.run, [&](const StepRecord& s) {
-    return s.kind == ArtifactKind::kMerge && s.step == args.step && s.artifact != made;
-  });
+  STOCKPOT_ASSIGN_OR_RETURN(
+      const std::optional<StepRecord> other, FindStep(store_, args.run, [&](const StepRecord& s) {
+        return s.kind == ArtifactKind::kMerge && s.step == args.step && s.artifact != made;
+      }));
   if (!other) {
     const StepRecord step{.run = args.run,
                           .step = args.step,

@@ -3,11 +3,20 @@
 #include <fcntl.h>
 
 #include <array>
+#include <chrono>
+#include <thread>
 
 #include "kernels/base/check.h"
 #include "store/crc32c.h"
 
 namespace stockpot {
+namespace {
+
+// --- limits ---
+constexpr int kReadAttempts = 4;  // when the disk does not answer (EIO)
+constexpr std::chrono::milliseconds kFirstPause{5};  // doubles
+
+}  // namespace
 
 std::string DescribeChunk(const Digest& digest, const ChunkLocation& location) {
   if (location.is_inline()) return "inline chunk " + digest.Hex();
@@ -37,8 +46,16 @@ void PackReader::Forget(uint32_t pack) const {
 
 Status PackReader::ReadBytes(const ChunkLocation& location, uint64_t offset,
                              std::span<std::byte> out) const {
-  STOCKPOT_ASSIGN_OR_RETURN(const auto file, Open(location.pack));
-  return ReadExactly(*file, static_cast<int64_t>(offset), out);
+  Status status;
+  auto pause = kFirstPause;
+  for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
+    const Result<std::shared_ptr<FileHandle>> file = Open(location.pack);
+    status = file.ok() ? ReadExactly(**file, static_cast<int64_t>(offset), out) : file.status();
+    if (status.code() != StatusCode::kUnavailable) break;
+    std::this_thread::sleep_for(pause);
+    pause *= 2;
+  }
+  return status;
 }
 
 Status PackReader::Read(const Digest& digest, const ChunkLocation& location,

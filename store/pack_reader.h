@@ -24,7 +24,8 @@ class PackReader {
 
   // Fills `out` with the chunk, which is stored whole, and verifies its SHA-256. REQUIRES:
   // out.size() == location.length.
-  // Corruption names the pack, the offset and the chunk; `out` is then undefined.
+  // Corruption names the pack, the offset and the chunk; `out` is then undefined. Unavailable: the
+  // disk did not answer, several times.
   Status Read(const Digest& digest, const ChunkLocation& location, std::span<std::byte> out) const;
 
   // Like Read, and verifies the record's header and CRC32C too (scrub).

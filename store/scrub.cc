@@ -80,7 +80,8 @@ Result<ScrubReport> CheckpointStore::Impl::ScrubAll(
   std::vector<IndexedChunk> chunks;
   // The artifacts first: whatever they name was indexed before, so the listing of chunks that
   // follows holds it, however many commits go on beside.
-  const std::vector<Digest> artifacts = store.ListArtifacts();
+  STOCKPOT_RETURN_IF_ERROR(catalog->Verify());
+  STOCKPOT_ASSIGN_OR_RETURN(const std::vector<Digest> artifacts, ReadArtifacts());
   STOCKPOT_RETURN_IF_ERROR(ListChunks(*catalog, chunks, damage));
   for (const IndexedChunk& chunk : chunks) report.bytes += chunk.location.length;
   report.chunks = static_cast<int64_t>(chunks.size());
@@ -113,6 +114,14 @@ Result<ScrubReport> CheckpointStore::Impl::ScrubAll(
       damage[artifact].needed_by.push_back("artifact " + artifact.Hex());
     }
   }
+  STOCKPOT_RETURN_IF_ERROR(
+      catalog->Scan(Column::kManifests, "", "", [&](std::string_view key, std::string_view) {
+        const Result<Digest> artifact = Digest::FromRaw(key);
+        if (!artifact.ok() || store.HasArtifact(*artifact)) return true;
+        AddDamage(damage, *artifact, Corruption("no record of artifact " + artifact->Hex()));
+        damage[*artifact].needed_by.push_back("artifact " + artifact->Hex());
+        return true;
+      }));
   const std::lock_guard guard(damaged_mutex);
   damaged.clear();
   for (auto& [digest, found] : damage) {

@@ -37,6 +37,7 @@ class Daemon:
         self.thrift = f"127.0.0.1:{free_port()}"
         self.log = data.with_name(data.name + ".log")
         self._flags = [*(["--base", base] if base else []), *flags]
+        self.environment: dict[str, str] = {}  # of the next start, beside this process's own
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -50,7 +51,8 @@ class Daemon:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [bin_dir() / "stockpotd", "--data", self.data, "--http", self.http,
-                 "--thrift", self.thrift, *self._flags], stdout=log, stderr=log)
+                 "--thrift", self.thrift, *self._flags], stdout=log, stderr=log,
+                env=os.environ | self.environment)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not addresses.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:

@@ -53,6 +53,10 @@ Status ErrnoStatus(int error, std::string_view what) {
   StatusCode code = StatusCode::kInternal;
   if (error == ENOSPC || error == EDQUOT || error == ENOMEM) code = StatusCode::kResourceExhausted;
   if (error == ENOENT) code = StatusCode::kNotFound;
+  if (error == EIO || error == EAGAIN || error == EINTR || error == ETIMEDOUT || error == EMFILE ||
+      error == ENFILE) {
+    code = StatusCode::kUnavailable;
+  }
   return {code, std::string(what) + ": " + std::strerror(error)};
 }
 

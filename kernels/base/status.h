@@ -68,7 +68,7 @@ Status Unavailable(std::string message);
 Status Corruption(std::string message);
 Status Internal(std::string message);
 
-// Internal (or ResourceExhausted for ENOSPC/EDQUOT/ENOMEM, NotFound for ENOENT) with strerror(error).
+// ENOSPC/EDQUOT/ENOMEM ResourceExhausted, ENOENT NotFound, EIO/EAGAIN/... Unavailable, else Internal.
 Status ErrnoStatus(int error, std::string_view what);
 
 // Either a T or a Status that is not OK.

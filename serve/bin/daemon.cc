@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <filesystem>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -107,10 +108,23 @@ struct Daemon::Parts {
   void Describe(rpc::DaemonStatus& status) const;
 };
 
+// STOCKPOT_FAILPOINTS: where a test kills the daemon or makes its store fail (store/failpoints.h).
+// Without it a place costs a comparison with null.
+Result<std::shared_ptr<Failpoints>> FailpointsFromEnvironment() {
+  const char* text = std::getenv("STOCKPOT_FAILPOINTS");
+  if (text == nullptr || *text == 0) return std::shared_ptr<Failpoints>();
+  spdlog::warn("failpoints of a test are set: {}", text);
+  Result<std::shared_ptr<Failpoints>> failpoints = Failpoints::FromText(text);
+  if (!failpoints.ok()) return failpoints.status().WithContext("STOCKPOT_FAILPOINTS");
+  return failpoints;
+}
+
 Status Daemon::Parts::OpenStore() {
+  STOCKPOT_ASSIGN_OR_RETURN(auto failpoints, FailpointsFromEnvironment());
   STOCKPOT_ASSIGN_OR_RETURN(store, CheckpointStore::Open({.directory = options.data,
                                                           .clock = SystemClock(),
-                                                          .quota_bytes = QuotaBytes(options)}));
+                                                          .quota_bytes = QuotaBytes(options),
+                                                          .failpoints = std::move(failpoints)}));
   IngestLimits limits;
   limits.session_idle_ms = options.session_idle_seconds * 1000;
   ingest = std::make_unique<Ingest>(*store, limits, SystemClock());

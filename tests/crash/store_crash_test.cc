@@ -1,17 +1,13 @@
-// kill -9 at random moments of saving, merging, publishing, deleting, collecting garbage and
-// backing up, and at every failpoint: nothing acknowledged is lost, nothing half is visible, every
-// name resolves.
-//
-// STOCKPOT_SEED and STOCKPOT_CRASH_CYCLES change seed and length. The child is
+// kill -9 at every failpoint of opening, saving, merging, publishing, deleting, collecting garbage,
+// backing up and repairing, and an error at each: nothing acknowledged is lost, nothing half is
+// visible, every name resolves. Kills at random moments: store_kill_test.cc. The child is
 // STOCKPOT_CRASH_CHILD.
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -21,9 +17,6 @@
 
 namespace stockpot::crash {
 namespace {
-
-using Time = std::chrono::steady_clock::time_point;
-Time Now() { return std::chrono::steady_clock::now(); }
 
 class Child {
  public:
@@ -42,30 +35,6 @@ class Child {
     out_ = ends[0];
   }
   ~Child() { ::close(out_); }
-
-  // Lines that arrive until `deadline` or until there are `lines` of them; false: it ended by
-  // itself.
-  bool ReadUntil(Time deadline, size_t lines) {
-    while (lines_.size() < lines) {
-      const auto left =
-          std::chrono::duration_cast<std::chrono::microseconds>(deadline - Now()).count();
-      if (left <= 0) return true;
-      pollfd ready{.fd = out_, .events = POLLIN, .revents = 0};
-      const timespec wait{.tv_sec = left / 1'000'000, .tv_nsec = left % 1'000'000 * 1000};
-      if (::ppoll(&ready, 1, &wait, nullptr) == 1 && !ReadSome()) return false;
-    }
-    return true;
-  }
-
-  // Kills it, and reads what it had written before.
-  void Kill() {
-    ::kill(pid_, SIGKILL);
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    EXPECT_TRUE(WIFSIGNALED(status)) << "the child ended by itself, status " << status;
-    while (ReadSome()) {
-    }
-  }
 
   // Reads to its end; returns its wait status.
   int WaitForEnd() {
@@ -176,24 +145,6 @@ class StoreCrashTest : public ::testing::Test {
     std::filesystem::remove_all(directory_ + ".backup", ignored);
   }
 
-  // One life of the child, ended at a random moment; what it acknowledged joins `acknowledged_`.
-  void RunAndKill(std::mt19937_64& random) {
-    Child child(directory_, "loop");
-    const auto random_us = [&](uint64_t limit) {
-      return std::chrono::microseconds(random() % limit);
-    };
-    bool alive = true;
-    if (random() % 3 == 0) {
-      alive = child.ReadUntil(Now() + random_us(200'000), SIZE_MAX);  // opening and recovery too
-    } else {
-      alive = child.ReadUntil(Now() + std::chrono::seconds(60), 1 + random() % 4);
-      if (alive) alive = child.ReadUntil(Now() + random_us(30'000), SIZE_MAX);
-    }
-    ASSERT_TRUE(alive) << "the child ended by itself";
-    child.Kill();
-    NoteAcknowledged(child);
-  }
-
   void NoteAcknowledged(const Child& child) {
     for (const std::string& line : child.lines()) {
       const size_t space = line.find(' ');
@@ -235,27 +186,6 @@ class StoreCrashTest : public ::testing::Test {
   std::map<int64_t, Digest> acknowledged_;  // and not purged
   int64_t purged_ = 0;
 };
-
-TEST_F(StoreCrashTest, NothingAcknowledgedIsLost) {
-  const char* given_seed = std::getenv("STOCKPOT_SEED");
-  const char* given_cycles = std::getenv("STOCKPOT_CRASH_CYCLES");
-  const uint64_t seed =
-      given_seed != nullptr ? std::strtoull(given_seed, nullptr, 10) : std::random_device{}();
-  const int cycles = given_cycles != nullptr ? std::atoi(given_cycles) : 120;
-  std::printf("seed %lu, %d cycles\n", static_cast<unsigned long>(seed), cycles);
-  std::mt19937_64 random(seed);
-  for (int cycle = 0; cycle < cycles; ++cycle) {
-    RunAndKill(random);
-    if (!HasFatalFailure()) Verify();
-    if (HasFatalFailure()) FAIL() << "cycle " << cycle << " of seed " << seed;
-  }
-  Verify(/*deep=*/true);
-  const int64_t survived = static_cast<int64_t>(acknowledged_.size());
-  EXPECT_GE(survived + purged_, cycles / 2) << "the kills came too early";
-  EXPECT_GT(purged_, 0) << "nothing was collected";
-  std::printf("%ld acknowledged checkpoints are whole, %ld were purged by policy\n",
-              static_cast<long>(survived), static_cast<long>(purged_));
-}
 
 // Every failpoint once as a kill and once as an error. After a kill the next life finishes the
 // round; an error is tried again within the same life.

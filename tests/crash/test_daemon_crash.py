@@ -1,12 +1,17 @@
-"""kill -9 of the daemon at random moments: nothing acknowledged is lost, training goes on."""
+"""kill -9 of the daemon, at random moments and at named places of the store (STOCKPOT_FAILPOINTS):
+nothing acknowledged is lost, training goes on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import stockpot
@@ -20,6 +25,12 @@ from tests.daemon import Daemon
 
 KILLS = int(os.environ.get("STOCKPOT_CRASH_KILLS", "50"))
 RUN = "crash"
+# Saving, publishing, merging and collecting all pass these.
+PLACES = ["put.checked=kill@9", "pack.written=kill", "pack.sync.data=kill@2",
+          "commit.before_write=kill@6", "commit.after_write=kill@6", "commit.indexed=kill@3",
+          "retention.applied=kill", "gc.marked=kill",
+          "pack.sync=error,commit.before_write=error@4,commit.after_write=error@8"]
+DIES_S = 120
 
 
 def acknowledged_steps(path: Path) -> dict[int, str]:
@@ -37,6 +48,70 @@ def check_step(client: Client, base: dict[str, torch.Tensor], step: int, artifac
     expected = weights_at(base, step)
     for name, tensor in expected.items():
         assert torch.equal(stored[name].view(torch.int16), tensor.view(torch.int16)), (step, name)
+
+
+@contextlib.contextmanager
+def training(tmp_path: Path) -> Iterator[tuple[Daemon, subprocess.Popen[bytes], Path, Path,
+                                               dict[str, torch.Tensor]]]:
+    """A daemon, a training loop at it, where that notes what was acknowledged and when to stop,
+    and the base.
+    """
+    folder = tmp_path / "base"
+    tiny_llama.make(folder)
+    daemon = Daemon(tmp_path / "data", "tiny")
+    (tmp_path / "data").mkdir()
+    daemon.start()
+    daemon.cli("import-base", "tiny", folder)
+    acks, stop = tmp_path / "acks", tmp_path / "stop"
+    trainer = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("trainer.py"), daemon.thrift, RUN, folder, acks,
+         stop])
+    try:
+        yield daemon, trainer, acks, stop, load_file(folder / "model.safetensors")
+    finally:
+        stop.touch()
+        trainer.kill()
+        trainer.wait()
+        daemon.environment = {}
+        daemon.stop()
+
+
+def wait_for_steps(acks: Path, more_than: int) -> None:
+    """Until so many checkpoints were acknowledged."""
+    deadline = time.monotonic() + DIES_S
+    while len(acknowledged_steps(acks)) <= more_than:
+        assert time.monotonic() < deadline, "no checkpoint is acknowledged any more"
+        time.sleep(0.02)
+
+
+def test_named_places_kill_the_daemon(tmp_path: Path) -> None:
+    with training(tmp_path) as (daemon, trainer, acks, stop, base):
+        wait_for_steps(acks, 0)
+        daemon.cli("retention", RUN, "--keep-last", "4", "--grace-hours", "0")
+        for place in PLACES:
+            daemon.kill()
+            daemon.environment = {"STOCKPOT_FAILPOINTS": place}
+            daemon.start()
+            if place.endswith("kill") or "kill@" in place:
+                assert daemon.process is not None
+                assert daemon.process.wait(DIES_S) == -signal.SIGKILL, place
+                daemon.environment = {}
+                daemon.start()
+            known = acknowledged_steps(acks)
+            wait_for_steps(acks, len(known))
+            with Client(daemon.thrift) as client:
+                newest = max(known)
+                check_step(client, base, newest, known[newest])
+            assert trainer.poll() is None, "the training loop ended"
+        stop.touch()
+        assert trainer.wait(DIES_S) == 0
+        known = acknowledged_steps(acks)
+        with Client(daemon.thrift) as client:
+            for step in sorted(known)[-4:]:
+                check_step(client, base, step, known[step])
+            for route in client.control.routes():
+                stockpot.load(client, route.target.hex())
+        daemon.cli("scrub")
 
 
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ TEST(Status, MessageGrowsOnTheWayUp) {
   EXPECT_EQ(status.ToString(), "NotFound: reading a header: no such file");
   EXPECT_EQ(ErrnoStatus(ENOSPC, "write").code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrnoStatus(ENOENT, "open").code(), StatusCode::kNotFound);
-  EXPECT_EQ(ErrnoStatus(EIO, "read").code(), StatusCode::kInternal);
+  EXPECT_EQ(ErrnoStatus(EIO, "read").code(), StatusCode::kUnavailable);
+  EXPECT_EQ(ErrnoStatus(EBADF, "read").code(), StatusCode::kInternal);
   EXPECT_TRUE(IsRetryable(StatusCode::kUnavailable));
   EXPECT_FALSE(IsRetryable(StatusCode::kCorruption));
 }

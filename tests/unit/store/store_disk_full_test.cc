@@ -62,7 +62,7 @@ class DiskFullTest : public ::testing::Test {
   std::mt19937_64 random_{7};
 };
 
-TEST_F(DiskFullTest, CommitsAreRefusedThenResumeAndNothingAcknowledgedIsLost) {
+TEST_F(DiskFullTest, C15_CommitsAreRefusedThenResumeAndNothingAcknowledgedIsLost) {
   const auto data = RandomBytes(random_, 1'000'000);
   Manifest base;
   base.kind = ArtifactKind::kBase;
