@@ -4,8 +4,8 @@
     python tests/bench/make_history.py --base-folder SMOLLM2_FOLDER DIR
 
 Trains SmolLM2-135M in fp32 with AdamW and writes the folders base and, every few steps,
-step_NNNN.weights (rounded to bf16, as the example pushes them) and step_NNNN.optimizer (both moments
-in fp32), each a config.json and a model.safetensors.
+step_NNNN.weights (rounded to bf16, as the example pushes them) and step_NNNN.optimizer (both
+moments in fp32), each a config.json and a model.safetensors.
 """
 
 from __future__ import annotations

@@ -170,8 +170,8 @@ class History {
     }
     const size_t extras = Below(6);
     for (size_t i = 0; i < extras; ++i) AddFollower();
-    constexpr std::array kHolds = {KeepReason::kPinned, KeepReason::kAlias, KeepReason::kRoute,
-                                   KeepReason::kJob, KeepReason::kLeased};
+    constexpr std::array kHolds = {KeepReason::kPinned, KeepReason::kAlias,  KeepReason::kRoute,
+                                   KeepReason::kJob,    KeepReason::kResume, KeepReason::kLeased};
     for (size_t i = Below(5); i > 0; --i) {
       in_.holds.push_back({kHolds[Below(kHolds.size())], "name" + std::to_string(i),
                            Below(8) == 0 ? Sha256("gone") : Any()});
