@@ -5,8 +5,8 @@
 // between them; later may do. ResourceExhausted: it is full. Corruption: what is stored is not what
 // was written; the message names the file.
 //
-// After a write that failed, the next one first brings the database back: by RocksDB's own means, or,
-// where these do not help, by opening it anew while nobody reads. A full disk is waited for.
+// After a write that failed, the next one first brings the database back by opening it anew while
+// nobody reads. A full disk is waited for.
 //
 // RocksDB's log ends where it is damaged, and what came after it is gone without a word. So the
 // number of the last write that was synced also stands in the file COMMITTED beside the folder: a

@@ -3,6 +3,7 @@
 #include <rocksdb/cache.h>
 #include <rocksdb/env.h>
 #include <rocksdb/filter_policy.h>
+#include <rocksdb/listener.h>
 #include <rocksdb/table.h>
 
 #include <cstdarg>
@@ -50,6 +51,17 @@ class NoLog : public rocksdb::Logger {
   void Logv(const char*, va_list) override {}
 };
 
+// After a full disk RocksDB would bring itself back from a thread of its own, seconds later. It
+// then uses the log that failed, which meets an assertion in builds that have them, and it would
+// do so beside Catalog::Heal(), which knows when there is room and opens anew.
+class NoRecoveryByItself : public rocksdb::EventListener {
+ public:
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,
+                            bool* auto_recovery) override {
+    *auto_recovery = false;
+  }
+};
+
 }  // namespace
 
 rocksdb::DBOptions CatalogDbOptions() {
@@ -77,6 +89,8 @@ rocksdb::DBOptions CatalogDbOptions() {
   options.stats_dump_period_sec = 0;  // statistics are the daemon's to write
   options.stats_persist_period_sec = 0;
   options.info_log = std::make_shared<NoLog>();
+  options.listeners.push_back(std::make_shared<NoRecoveryByItself>());
+  options.max_bgerror_resume_count = 0;  // nor after other errors
   return options;
 }
 

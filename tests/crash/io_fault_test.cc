@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <optional>
 #include <set>
+#include <thread>
 #include <tuple>
 
 #include "tests/crash/pipeline_workload.h"
@@ -83,6 +85,7 @@ class IoFaultTest : public ::testing::TestWithParam<std::tuple<size_t, Fault>> {
       const std::string what = "call " + std::to_string(k) + " (" + hit.value_or("none") + ")";
       if (!status.ok()) {
         ++errors_;
+        WaitOnce(fault, hit.value_or(""));
         EXPECT_TRUE(IsRetryable(status.code())) << what << ": " << status.ToString();
         EXPECT_FALSE(status.message().empty());
         told = acknowledged;
@@ -102,8 +105,17 @@ class IoFaultTest : public ::testing::TestWithParam<std::tuple<size_t, Fault>> {
     return hit.has_value();
   }
 
+  // RocksDB comes back from a full disk by itself, 5 s later, and then meets the log that failed:
+  // once in a sweep the store must still be there after that.
+  void WaitOnce(Fault fault, const std::string& hit) {
+    if (waited_ || fault != Fault::kNoSpace || hit.find(".log") == std::string::npos) return;
+    waited_ = true;
+    std::this_thread::sleep_for(std::chrono::seconds(7));
+  }
+
   const StepModels models_;
   TemporaryFolder folder_;
+  bool waited_ = false;
   Acknowledged acknowledged_;
   std::set<std::string> hits_;
   int64_t errors_ = 0;
@@ -122,10 +134,11 @@ TEST_P(IoFaultTest, C15_EachCallFailsOnce) {
               static_cast<long>(k - 1), names.c_str(), static_cast<long>(errors_));
 }
 
+class OpeningFaultTest : public IoFaultTest {};
+
 // Opening is an operation too, and a store that did not open opens the next time.
-TEST_P(IoFaultTest, OpeningMeetsEachFault) {
-  const auto& [index, fault] = GetParam();
-  if (index != 0) GTEST_SKIP() << "once for each fault";
+TEST_P(OpeningFaultTest, MeetsEachFault) {
+  const Fault fault = std::get<1>(GetParam());
   int64_t k = 1;
   for (bool hit = true; hit && k <= kMaxCalls; ++k) {
     Renew();
@@ -150,16 +163,17 @@ TEST_P(IoFaultTest, OpeningMeetsEachFault) {
 }
 
 std::string SweepName(const ::testing::TestParamInfo<std::tuple<size_t, Fault>>& sweep) {
-  constexpr std::array kFaults = {"IoError", "NoSpace", "ShortWrite"};
+  constexpr std::array kNames = {"IoError", "NoSpace", "ShortWrite"};
   return std::string(kOperations[std::get<0>(sweep.param)].name) +
-         kFaults[static_cast<size_t>(std::get<1>(sweep.param))];
+         kNames[static_cast<size_t>(std::get<1>(sweep.param))];
 }
 
+const auto kFaults = ::testing::Values(Fault::kIoError, Fault::kNoSpace, Fault::kShortWrite);
+
 INSTANTIATE_TEST_SUITE_P(Sweep, IoFaultTest,
-                         ::testing::Combine(::testing::Values(0, 1, 2),
-                                            ::testing::Values(Fault::kIoError, Fault::kNoSpace,
-                                                              Fault::kShortWrite)),
-                         SweepName);
+                         ::testing::Combine(::testing::Values(0, 1, 2), kFaults), SweepName);
+INSTANTIATE_TEST_SUITE_P(Sweep, OpeningFaultTest,
+                         ::testing::Combine(::testing::Values(0), kFaults), SweepName);
 
 }  // namespace
 }  // namespace stockpot::crash
