@@ -172,8 +172,8 @@ class GarbageCollector {
   }
 
   // Differences of chunks that stay to ones that nobody else needs are encoded anew, against the
-  // nearest of their chain that stays, so that the others can go. What cannot be read or written now
-  // keeps its parent.
+  // nearest of their chain that stays, so that the others can go. What cannot be read or written
+  // now keeps its parent.
   Status Rebase() {
     std::unordered_map<Digest, Digest, DigestHash> parents;
     STOCKPOT_RETURN_IF_ERROR(ForEachDelta([&](const Digest& chunk, const Digest& parent) {
@@ -192,8 +192,10 @@ class GarbageCollector {
       if (!bytes.ok()) continue;
       report_.copied_bytes += *bytes;
       unflipped += *bytes;
-      if (unflipped >= kFlipBytes) STOCKPOT_RETURN_IF_ERROR(Flip());
-      if (unflipped >= kFlipBytes) unflipped = 0;
+      if (unflipped >= kFlipBytes) {
+        STOCKPOT_RETURN_IF_ERROR(Flip());
+        unflipped = 0;
+      }
       STOCKPOT_RETURN_IF_ERROR(Throttle(*bytes));
     }
     return unflipped == 0 ? OkStatus() : Flip();
@@ -218,15 +220,21 @@ class GarbageCollector {
     for (const IndexedChunk& chunk : impl_.writer->PendingDeltas()) {
       visit(chunk.digest, chunk.location.parent);
     }
-    return impl_.catalog->Scan(
+    Status damage;
+    STOCKPOT_RETURN_IF_ERROR(impl_.catalog->Scan(
         Column::kChunks, "", "", [&](std::string_view key, std::string_view value) {
           const Result<Digest> digest = Digest::FromRaw(key);
           const Result<ChunkLocation> location = ChunkLocation::Decode(value);
+          if (digest.ok() && !location.ok()) {
+            damage = location.status().WithContext("nothing was collected: what chunk " +
+                                                   digest->Hex() + " needs is unknown");
+          }
           if (digest.ok() && location.ok() && location->form == ChunkForm::kDelta) {
             visit(*digest, location->parent);
           }
-          return true;
-        });
+          return damage.ok();
+        }));
+    return damage;
   }
 
   // A chunk that stays needs its chain; so does a pending one, whether anybody needs it or not: its
