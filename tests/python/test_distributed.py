@@ -15,7 +15,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from stockpot import Artifact, CheckpointHook, Client, ErrorCode, RunConfig, StockpotError
 from stockpot.dcp import StockpotReader, StockpotWriter
-from stockpot.rpc.ttypes import SessionRequest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.daemon import Daemon, bin_dir
@@ -25,24 +24,6 @@ from tests.python.distributed_job import JOB_TIMEOUT_S, same
 QUIET = RunConfig(merge_every=0, publish="request")
 
 
-@pytest.fixture
-def able(daemon: Daemon, client: Client) -> None:
-    """Skips where the daemon does not take several ranks' parts, or groups, yet."""
-    client.create_run("probe", "tiny", QUIET)
-    request = SessionRequest(run="probe", step=1, world=2, attempt="a")
-    try:
-        client.abort(client.open_session(request))
-    except StockpotError as error:
-        pytest.skip(error.message)
-    with CheckpointHook(daemon.thrift, "probe", "tiny", every=1, config=QUIET) as hook:
-        hook.on_step(2, {"x": torch.ones(1)}, state={})
-    try:
-        client.lineage.resolve("probe@2.optimizer")
-    except StockpotError as error:
-        pytest.skip(error.message)
-
-
-@pytest.mark.usefixtures("able")
 def test_c11_c16_any_number_of_ranks_to_any_other(daemon: Daemon, client: Client, tiny_base: Path,
                                                   tmp_path: Path) -> None:
     """Ranks save, other ranks load, and one process reads what they stored."""
@@ -71,7 +52,6 @@ def test_c11_c16_any_number_of_ranks_to_any_other(daemon: Daemon, client: Client
         assert all(same(value, expected["weights"][name]) for name, value in stored.items()), run
 
 
-@pytest.mark.usefixtures("able")
 def test_dcp_in_one_process(daemon: Daemon, client: Client, tiny_base: Path) -> None:
     """All of a state dict, also what is no tensor; errors say what is wrong."""
     weight = torch.randn(5, 3)

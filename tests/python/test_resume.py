@@ -93,6 +93,19 @@ def test_what_does_not_fit_changes_nothing(daemon: Daemon, tiny_base: Path) -> N
     assert same(dict(fresh.state_dict()), dict(model.state_dict()))
     assert same(state["optimizer"].state_dict(), optimizer.state_dict())
     assert stockpot.resume(daemon.thrift, "nobody", fresh) is None
+    # A decision that the daemon refuses is not made by each rank for itself.
+    with pytest.raises(StockpotError, match="key"):
+        stockpot.resume(daemon.thrift, "r", fresh, key="k" * 1000)
+
+
+def test_weights_alone_are_not_taken_for_a_whole_state(daemon: Daemon, tiny_base: Path) -> None:
+    model = make_model()
+    with CheckpointHook(daemon.thrift, "r", "tiny", every=1, config=QUIET, files=tiny_base) as hook:
+        assert hook.on_step(1, model) and hook.flush(60)
+    with pytest.raises(StockpotError, match="has no training state") as raised:
+        stockpot.resume(daemon.thrift, "r", make_model(), state={"count": 0})
+    assert raised.value.code == ErrorCode.NOT_FOUND
+    assert stockpot.resume(daemon.thrift, "r", make_model()) is not None
 
 
 def test_state_that_cannot_be_stored_costs_that_save_only(daemon: Daemon, tiny_base: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -224,11 +222,9 @@ def test_close_keeps_what_could_not_be_sent(tmp_path: Path) -> None:
             assert hook.stats.failed == 0 and hook.stats.spooled == 2
 
 
-def test_a_full_disk_costs_checkpoints_only(tmp_path: Path, caplog: pytest.LogCaptureFixture
-                                            ) -> None:
+def test_an_unusable_spool_costs_checkpoints_only(tmp_path: Path,
+                                                  caplog: pytest.LogCaptureFixture) -> None:
     """Where nothing can be written the hook goes on as without a spool."""
-    if os.geteuid() == 0 and not Path("/dev/full").exists():
-        pytest.skip("no way to refuse writes here")
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     hook = make_hook(f"127.0.0.1:{free_port()}", blocked, retry_for_s=0.1)
@@ -236,4 +232,3 @@ def test_a_full_disk_costs_checkpoints_only(tmp_path: Path, caplog: pytest.LogCa
     poll(lambda: hook.stats.failed == 1, 20)
     assert any("no spool" in record.getMessage() for record in caplog.records)
     hook.close(1)
-    shutil.rmtree(tmp_path, ignore_errors=True)

@@ -59,10 +59,10 @@ from stockpot.hook import agree_on_attempt, read_files
 from stockpot.loading import Artifact
 from stockpot.resuming import STATE_GROUP
 from stockpot.rpc.ttypes import Kind, RunConfig, SessionRequest
+from stockpot.sending import ChunkSenders, SaveJob
 from stockpot.sharding import Box, Piece, Place
 from stockpot.spool import Contents
 from stockpot.staging import Layout
-from stockpot.uploader import ChunkSenders, SaveJob
 
 logger = logging.getLogger("stockpot")
 

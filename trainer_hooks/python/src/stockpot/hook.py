@@ -21,9 +21,10 @@ from stockpot.errors import ErrorCode, StockpotError
 from stockpot.progress import Progress
 from stockpot.resuming import Resumed, State, unwrap
 from stockpot.rpc.ttypes import RunConfig
+from stockpot.sending import SaveJob
 from stockpot.sharding import Piece, Place
 from stockpot.staging import MAX_COPY_THREADS, CopyThreads, Layout, StagingPool
-from stockpot.uploader import HookStats, ReportJob, SaveJob, Target, Uploader, logger
+from stockpot.uploader import HookStats, ReportJob, Target, Uploader, logger
 
 # What belongs to a model beside its weights, by name in a Hugging Face folder.
 MODEL_FILES = (

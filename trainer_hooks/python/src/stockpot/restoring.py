@@ -77,10 +77,8 @@ def _stored_names(artifact: Artifact, targets: Mapping[str, torch.Tensor],
         if name not in names and root in by_root:
             names[name] = by_root[root]
     _check_names(artifact, [name for name in targets if name not in names], "lacks")
-    # Training state that was stored beside the weights of an older daemon is not the model's.
-    left_over = [name for name in artifact
-                 if name not in targets and not name.startswith("state/")]
-    _check_names(artifact, left_over, "has, and the model lacks,")
+    _check_names(artifact, [name for name in artifact if name not in targets],
+                 "has, and the model lacks,")
     return names
 
 

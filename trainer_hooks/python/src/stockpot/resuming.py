@@ -163,13 +163,7 @@ def resume(client: Client | str, run: str, model: Any, *, state: State | None = 
         copy.apply for copy in fetch_copies(weights, targets, cast=cast)]
     values: dict[str, Any] = {}
     if state is not None:
-        try:
-            stored = Artifact(client, f"{weights.digest}.{STATE_GROUP}")
-        except StockpotError as error:  # a daemon without groups yet
-            if error.code != ErrorCode.NOT_FOUND:
-                raise
-            stored = weights
-        steps += _plan(stored, state, model, place, values)
+        steps += _plan(_state_of(client, weights), state, model, place, values)
     for apply in steps:
         apply()
     return Resumed(weights.step, weights.digest, values)
@@ -179,16 +173,24 @@ def _newest(client: Client, run: str, key: str) -> str:
     """The digest to resume from; empty: none."""
     try:
         if key:
-            try:
-                return client.resume_point(run, key).artifact.hex()
-            except StockpotError as error:  # a daemon that cannot decide yet
-                if error.code not in (ErrorCode.INVALID_ARGUMENT, ErrorCode.INTERNAL):
-                    raise
+            return client.resume_point(run, key).artifact.hex()
         return client.lineage.resolve(f"{run}@latest")
     except StockpotError as error:
         if error.code == ErrorCode.NOT_FOUND:
             return ""
         raise
+
+
+def _state_of(client: Client, weights: Artifact) -> Artifact:
+    try:
+        return Artifact(client, f"{weights.digest}.{STATE_GROUP}")
+    except StockpotError as error:
+        if error.code != ErrorCode.NOT_FOUND:
+            raise
+        raise StockpotError(
+            ErrorCode.NOT_FOUND,
+            f"{weights.digest[:12]} has no training state: none was given to the hook, or it was "
+            "deleted; state=None resumes the weights alone") from error
 
 
 def _plan(stored: Artifact, state: State, model: Any, place: Place, values: dict[str, Any]
