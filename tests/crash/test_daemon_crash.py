@@ -17,7 +17,7 @@ from pathlib import Path
 import stockpot
 import torch
 from safetensors.torch import load_file
-from stockpot import Client
+from stockpot import Client, Kind
 
 from tests import tiny_llama
 from tests.crash.trainer import weights_at
@@ -31,6 +31,7 @@ PLACES = ["put.checked=kill@9", "pack.written=kill", "pack.sync.data=kill@2",
           "retention.applied=kill", "gc.marked=kill",
           "pack.sync=error,commit.before_write=error@4,commit.after_write=error@8"]
 DIES_S = 120
+KEEP_LAST = 4
 
 
 def acknowledged_steps(path: Path) -> dict[int, str]:
@@ -76,6 +77,16 @@ def training(tmp_path: Path) -> Iterator[tuple[Daemon, subprocess.Popen[bytes], 
         daemon.stop()
 
 
+@contextlib.contextmanager
+def paused(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """The process stands still: no new checkpoint makes retention take the newest known one."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
 def wait_for_steps(acks: Path, more_than: int) -> None:
     """Until so many checkpoints were acknowledged."""
     deadline = time.monotonic() + DIES_S
@@ -84,10 +95,18 @@ def wait_for_steps(acks: Path, more_than: int) -> None:
         time.sleep(0.02)
 
 
+def wait_for_jobs(client: Client) -> None:
+    """Until none is left to run."""
+    deadline = time.monotonic() + DIES_S
+    while any(job.state in ("queued", "running") for job in client.control.jobs()):
+        assert time.monotonic() < deadline, client.control.jobs()
+        time.sleep(0.1)
+
+
 def test_named_places_kill_the_daemon(tmp_path: Path) -> None:
     with training(tmp_path) as (daemon, trainer, acks, stop, base):
         wait_for_steps(acks, 0)
-        daemon.cli("retention", RUN, "--keep-last", "4", "--grace-hours", "0")
+        daemon.cli("retention", RUN, "--keep-last", str(KEEP_LAST), "--grace-hours", "0")
         for place in PLACES:
             daemon.kill()
             daemon.environment = {"STOCKPOT_FAILPOINTS": place}
@@ -97,9 +116,9 @@ def test_named_places_kill_the_daemon(tmp_path: Path) -> None:
                 assert daemon.process.wait(DIES_S) == -signal.SIGKILL, place
                 daemon.environment = {}
                 daemon.start()
-            known = acknowledged_steps(acks)
-            wait_for_steps(acks, len(known))
-            with Client(daemon.thrift) as client:
+            wait_for_steps(acks, len(acknowledged_steps(acks)))
+            with paused(trainer), Client(daemon.thrift) as client:
+                known = acknowledged_steps(acks)
                 newest = max(known)
                 check_step(client, base, newest, known[newest])
             assert trainer.poll() is None, "the training loop ended"
@@ -107,8 +126,15 @@ def test_named_places_kill_the_daemon(tmp_path: Path) -> None:
         assert trainer.wait(DIES_S) == 0
         known = acknowledged_steps(acks)
         with Client(daemon.thrift) as client:
-            for step in sorted(known)[-4:]:
-                check_step(client, base, step, known[step])
+            wait_for_jobs(client)
+            daemon.cli("gc")  # retention has nothing left to do
+            kept = [entry.artifact for entry in client.lineage.log(RUN)
+                    if entry.step.kind == Kind.CHECKPOINT and not entry.artifact.purge_ms]
+            assert max(known) == max(a.step for a in kept)
+            assert len(kept) >= KEEP_LAST
+            for artifact in kept:
+                digest = artifact.digest.hex()
+                check_step(client, base, artifact.step, known.get(artifact.step, digest))
             for route in client.control.routes():
                 stockpot.load(client, route.target.hex())
         daemon.cli("scrub")

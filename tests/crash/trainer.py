@@ -2,7 +2,8 @@
 
     trainer.py ADDRESS RUN BASE_FOLDER ACKNOWLEDGED STOP
 
-Writes a line "step artifact" to ACKNOWLEDGED for each commit that the hook saw acknowledged, and
+Writes a line "step artifact" to ACKNOWLEDGED for the newest commit that the hook saw acknowledged
+(one that another follows at once may have no line), and
 the step it has reached to ACKNOWLEDGED.steps; ends when the file STOP exists.
 """
 
@@ -31,6 +32,15 @@ def main(address: str, run: str, folder: str, acknowledged: str, stop: str) -> N
     config = RunConfig(merge_every=MERGE_EVERY, publish="every")
     step = 0
     seen = -1
+
+    def note_commit() -> None:
+        nonlocal seen
+        stats = hook.stats
+        if stats.last_committed_step != seen:
+            seen = stats.last_committed_step
+            log.write(f"{seen} {stats.last_artifact}\n")
+            log.flush()
+
     with (CheckpointHook(address, run=run, base="tiny", every=PUSH_EVERY, config=config,
                          files=folder) as hook,
           open(acknowledged, "a") as log):
@@ -39,14 +49,11 @@ def main(address: str, run: str, folder: str, acknowledged: str, stop: str) -> N
             hook.on_step(step, weights_at(base, step), {"loss": 1.0 / step})
             deadline = time.monotonic() + STEP_S
             while time.monotonic() < deadline:
-                stats = hook.stats
-                if stats.last_committed_step != seen:
-                    seen = stats.last_committed_step
-                    log.write(f"{seen} {stats.last_artifact}\n")
-                    log.flush()
+                note_commit()
                 time.sleep(0.002)
             Path(acknowledged + ".steps").write_text(str(step))
         hook.flush(60)
+        note_commit()
 
 
 if __name__ == "__main__":
