@@ -228,9 +228,10 @@ class CheckpointStore {
   // It was here and was deleted for good.
   bool WasPurged(const Digest& artifact) const;
   // A name to one artifact: full hex, alias (a base's name is one), "RUN@STEP", "RUN@STEP.merge",
-  // route, unique hex prefix (>= 6 digits), and with ".GROUP" behind any of them the state of that
-  // checkpoint. In this order: an exact name never changes its meaning because an artifact arrives
-  // whose digest begins like it. NotFound / InvalidArgument (ambiguous).
+  // any other route, unique hex prefix (>= 6 digits), and with ".GROUP" behind any of them the state
+  // of that checkpoint. In this order: an exact name never changes its meaning because an artifact
+  // arrives whose digest begins like it, or because a step was deleted whose variant is still served
+  // as RUN@STEP. NotFound / InvalidArgument (ambiguous).
   Result<Digest> ResolveName(std::string_view name) const;
   std::vector<Digest> ListArtifacts() const;
   std::vector<Run> ListRuns() const;

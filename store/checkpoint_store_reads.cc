@@ -178,7 +178,14 @@ Result<std::optional<Digest>> CheckpointStore::ResolvePlain(std::string_view nam
       return std::optional(record->artifact);
     }
   }
-  if (const auto route = GetRoute(name)) return std::optional(route->variant);
+  if (const auto route = GetRoute(name)) {
+    // Not the variant: who asks for a step's weights must not get their 1-bit image unawares.
+    if (ParseStepName(name)) {
+      return NotFound("'" + std::string(name) + "': its weights are no longer kept; what is served" +
+                      " under this name is the variant " + route->variant.Hex());
+    }
+    return std::optional(route->variant);
+  }
   return ResolvePrefix(*impl_->catalog, name);
 }
 

@@ -258,8 +258,8 @@ struct AliasMove {
 }
 
 // `id` is what a person has at hand: a digest or a unique prefix of one (>= 6 digits), an alias, a
-// base's name, RUN@STEP, RUN@STEP.merge, RUN@latest, RUN@best, or a route. With ".GROUP" behind the
-// name of a checkpoint: its state of that group (RUN@latest.optimizer).
+// base's name, RUN@STEP, RUN@STEP.merge, RUN@latest, RUN@best, or another route. With ".GROUP" behind
+// the name of a checkpoint: its state of that group (RUN@latest.optimizer).
 service LineageService {
   list<Run> runs() throws (1: Error error)
   list<LogEntry> log(1: string run) throws (1: Error error)

@@ -110,6 +110,25 @@ TEST_F(StoreRetentionTest, DeletedIsReadableUndeletableAndThenPurged) {
   EXPECT_EQ(Count("purge"), 1u);
 }
 
+// RUN@STEP is a step and, once that is published, a route as well.
+TEST_F(StoreRetentionTest, AStepThatIsGoneIsNotItsVariant) {
+  const Digest one = CommitStep(1);
+  CommitStep(2);
+  const Digest served = CommitStep(3);  // any artifact may stand in for the variant
+  Commit commit;
+  commit.routes.push_back({"r@1", served, std::nullopt, "test"});
+  commit.routes.push_back({"r@1.full", served, std::nullopt, "test"});
+  ASSERT_TRUE(store_->Apply(std::move(commit)).ok());
+  EXPECT_EQ(*store_->ResolveName("r@1"), one);
+  ASSERT_TRUE(Delete(one, 0).ok());
+  ASSERT_TRUE(Purge(one).ok());
+  const auto resolved = store_->ResolveName("r@1");
+  EXPECT_EQ(resolved.status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(resolved.status().message(), HasSubstr(served.Hex()));
+  EXPECT_FALSE(store_->ResolveName("r@1.optimizer").ok());
+  EXPECT_EQ(*store_->ResolveName("r@1.full"), served);
+}
+
 TEST_F(StoreRetentionTest, WhatSomethingHoldsCannotBeDeleted) {
   const Digest one = CommitStep(1);
   const Digest two = CommitStep(2);
