@@ -140,28 +140,10 @@ std::vector<TensorList> SplitIntoShards(const TensorList& tensors, int64_t shard
   return shards;
 }
 
-std::string HeaderFor(const TensorList& tensors) {
-  // "format": transformers refuses a file that does not say which framework wrote it.
-  nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};
-  int64_t offset = 0;
-  for (const TensorInfo* tensor : tensors) {
-    header[tensor->name] = {{"dtype", DTypeName(tensor->dtype)},
-                            {"shape", tensor->shape},
-                            {"data_offsets", {offset, offset + tensor->bytes()}}};
-    offset += tensor->bytes();
-  }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // the data begins aligned
-  return text;
-}
-
 Status WriteShard(const TensorSource& source, const TensorList& tensors, const std::string& name,
                   PendingFiles& files) {
   STOCKPOT_RETURN_IF_ERROR(files.Begin(name));
-  const std::string header = HeaderFor(tensors);
-  const uint64_t length = header.size();
-  STOCKPOT_RETURN_IF_ERROR(files.Append(std::as_bytes(std::span(&length, 1))));
-  STOCKPOT_RETURN_IF_ERROR(files.Append(header));
+  STOCKPOT_RETURN_IF_ERROR(files.Append(SafetensorsHead(tensors)));
   std::vector<std::byte> buffer(static_cast<size_t>(kCopyBytes));
   for (const TensorInfo* tensor : tensors) {
     for (int64_t at = 0; at < tensor->bytes(); at += kCopyBytes) {

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "store/run_config_json.h"
+
 namespace stockpot {
 namespace {
 
@@ -46,19 +48,12 @@ std::string ReadName(const json& j, const char* key) { return j.at(key).get<std:
 }  // namespace
 
 std::string EncodeRun(const Run& run) {
-  const RunConfig& c = run.config;
-  return Dump({{"name", run.name},
-               {"base", run.base.Hex()},
-               {"tags", run.tags},
-               {"created_ms", run.created_ms},
-               {"merge_every", c.merge_every},
-               {"publish", PublishPolicyName(c.publish)},
-               {"best_metric", c.best_metric},
-               {"best_is_lower", c.best_is_lower},
-               {"merge_energy", c.merge_energy},
-               {"merge_rank", c.merge_rank},
-               {"compress_history", c.compress_history},
-               {"quota_bytes", c.quota_bytes}});
+  json j = ToJson(run.config);
+  j.update({{"name", run.name},
+            {"base", run.base.Hex()},
+            {"tags", run.tags},
+            {"created_ms", run.created_ms}});
+  return Dump(j);
 }
 
 Result<Run> DecodeRun(std::string_view text) {
@@ -67,14 +62,7 @@ Result<Run> DecodeRun(std::string_view text) {
     run.base = ReadDigest(j, "base");
     Read(j, "tags", run.tags);
     Read(j, "created_ms", run.created_ms);
-    Read(j, "merge_every", run.config.merge_every);
-    run.config.publish = ValueOrThrow(PublishPolicyFromName(ReadName(j, "publish")));
-    Read(j, "best_metric", run.config.best_metric);
-    Read(j, "best_is_lower", run.config.best_is_lower);
-    Read(j, "merge_energy", run.config.merge_energy);
-    Read(j, "merge_rank", run.config.merge_rank);
-    Read(j, "compress_history", run.config.compress_history);
-    Read(j, "quota_bytes", run.config.quota_bytes);
+    run.config = ValueOrThrow(RunConfigFromJson(j));
   });
 }
 

@@ -192,6 +192,24 @@ Status CheckTiling(const HeaderReader& header, const std::vector<size_t>& order,
 
 }  // namespace
 
+std::string SafetensorsHead(std::span<const TensorInfo* const> tensors) {
+  // "format": transformers refuses a file that does not say which framework wrote it.
+  nlohmann::ordered_json header = {{kMetadataKey, {{"format", "pt"}}}};
+  int64_t offset = 0;
+  for (const TensorInfo* tensor : tensors) {
+    header[tensor->name] = {{"dtype", DTypeName(tensor->dtype)},
+                            {"shape", tensor->shape},
+                            {"data_offsets", {offset, offset + tensor->bytes()}}};
+    offset += tensor->bytes();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  std::string head(kLengthBytes, '\0');
+  std::memcpy(head.data(), &length, sizeof length);
+  return head + text;
+}
+
 Result<int64_t> SafetensorsHeaderBytes(std::span<const std::byte> first, int64_t file_bytes) {
   if (file_bytes < kLengthBytes || static_cast<int64_t>(first.size()) < kLengthBytes) {
     return Corruption("a file of " + std::to_string(file_bytes) + " bytes has no header");

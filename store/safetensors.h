@@ -40,6 +40,10 @@ Result<int64_t> SafetensorsHeaderBytes(std::span<const std::byte> first, int64_t
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> head,
                                                  int64_t file_bytes);
 
+// What stands before the data: the length field and the header of tensors that are written one after
+// another in this order, padded so that the data begins on 8 bytes.
+std::string SafetensorsHead(std::span<const TensorInfo* const> tensors);
+
 // Opens a Hugging Face folder: config.json, model.safetensors or a sharded set with
 // model.safetensors.index.json, tokenizer.json, tokenizer_config.json, generation_config.json,
 // special_tokens_map.json, chat_template.jinja (each optional but config.json).

@@ -12,6 +12,7 @@
 
 #include "store/digest.h"
 #include "store/names.h"
+#include "store/run_config_json.h"
 #include "store/safetensors.h"
 
 namespace stockpot {
@@ -92,44 +93,23 @@ class HashedFile {
 
 // --- writing ---
 
-std::string HeaderOf(const std::vector<TensorInfo>& tensors) {
-  json header = json::object();
-  int64_t offset = 0;
-  for (const TensorInfo& tensor : tensors) {
-    if (!tensor.alias_of.empty()) continue;
-    header[tensor.name] = {{"dtype", DTypeName(tensor.dtype)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, offset + tensor.bytes()}}};
-    offset += tensor.bytes();
-  }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  return text;
-}
-
 Result<json> WriteTensors(const path& name, const TensorSource& source) {
   HashedFile file(name);
-  const std::string header = HeaderOf(source.tensors());
-  const uint64_t length = header.size();
-  file.Append(std::as_bytes(std::span(&length, 1)));
-  file.Append(header);
-  std::vector<std::byte> buffer(kCopyBytes);
+  std::vector<const TensorInfo*> tensors;
   for (const TensorInfo& tensor : source.tensors()) {
-    if (!tensor.alias_of.empty()) continue;
-    for (int64_t at = 0; at < tensor.bytes(); at += kCopyBytes) {
+    if (tensor.alias_of.empty()) tensors.push_back(&tensor);
+  }
+  file.Append(SafetensorsHead(tensors));
+  std::vector<std::byte> buffer(kCopyBytes);
+  for (const TensorInfo* tensor : tensors) {
+    for (int64_t at = 0; at < tensor->bytes(); at += kCopyBytes) {
       const auto block =
-          std::span(buffer).first(static_cast<size_t>(std::min(kCopyBytes, tensor.bytes() - at)));
-      STOCKPOT_RETURN_IF_ERROR(source.Read(tensor.name, at, block));
+          std::span(buffer).first(static_cast<size_t>(std::min(kCopyBytes, tensor->bytes() - at)));
+      STOCKPOT_RETURN_IF_ERROR(source.Read(tensor->name, at, block));
       file.Append(block);
     }
   }
   return file.Finish();
-}
-
-json ToJson(const RunConfig& config) {
-  return {{"merge_every", config.merge_every},   {"publish", PublishPolicyName(config.publish)},
-          {"best_metric", config.best_metric},   {"best_is_lower", config.best_is_lower},
-          {"merge_energy", config.merge_energy}, {"merge_rank", config.merge_rank}};
 }
 
 json ToJson(const std::map<std::string, double>& metrics) {
@@ -173,18 +153,6 @@ Result<std::string> ReadWhole(const path& name, int64_t max_bytes) {
   return text;
 }
 
-RunConfig ConfigFromJson(const json& in) {
-  RunConfig config;
-  config.merge_every = in.value("merge_every", config.merge_every);
-  const Result<PublishPolicy> publish = PublishPolicyFromName(in.value("publish", "every"));
-  if (publish.ok()) config.publish = *publish;
-  config.best_metric = in.value("best_metric", config.best_metric);
-  config.best_is_lower = in.value("best_is_lower", config.best_is_lower);
-  config.merge_energy = in.value("merge_energy", config.merge_energy);
-  config.merge_rank = in.value("merge_rank", config.merge_rank);
-  return config;
-}
-
 double MetricFromJson(const json& value) {
   if (value.is_number()) return value.get<double>();
   const auto text = value.get<std::string>();
@@ -192,14 +160,15 @@ double MetricFromJson(const json& value) {
   return text == "-inf" ? -INFINITY : NAN;
 }
 
-SpoolRecord RecordFromJson(const json& in) {
+Result<SpoolRecord> RecordFromJson(const json& in) {
   SpoolRecord record;
   record.run = in.at("run").get<std::string>();
   record.base = in.at("base").get<std::string>();
   record.step = in.at("step").get<int64_t>();
   record.rank = in.value("rank", 0);
   record.world = in.value("world", 1);
-  record.config = ConfigFromJson(in.value("config", json::object()));
+  STOCKPOT_ASSIGN_OR_RETURN(record.config,
+                            RunConfigFromJson(in.value("config", json::object())));
   record.tags = in.value("tags", std::map<std::string, std::string>{});
   const json metrics = in.value("metrics", json::object());
   for (const auto& [name, value] : metrics.items()) {
@@ -269,7 +238,7 @@ Status OpenEntry::Load() {
       !manifest.value("groups", json::object()).empty()) {
     return InvalidArgument(folder_.string() + " has shards or groups, which this hook cannot send");
   }
-  record_ = RecordFromJson(manifest);
+  STOCKPOT_ASSIGN_OR_RETURN(record_, RecordFromJson(manifest));
   STOCKPOT_RETURN_IF_ERROR(LoadFiles(manifest.value("files", json::object())));
   STOCKPOT_RETURN_IF_ERROR(LoadTensors(manifest.at("tensors")));
   return AddAliases(manifest.value("aliases", json::object()));

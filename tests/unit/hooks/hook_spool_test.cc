@@ -179,6 +179,32 @@ TEST_F(HookSpoolTest, ARefusedEntryIsKeptAside) {
   EXPECT_TRUE(std::filesystem::exists(RankFolder() / ("refused-" + Entry(1).filename().string())));
 }
 
+// What is sent later sets the run up as it was asked for: every field, also those to come.
+TEST_F(HookSpoolTest, AConfigurationComesBackWhole) {
+  RunConfig config;
+  auto& [merge_every, publish, metric, lower, energy, rank, compress, quota] = config;
+  merge_every = 7;
+  publish = PublishPolicy::kBest;
+  metric = "acc";
+  lower = false;
+  energy = 0.5;
+  rank = 3;
+  compress = true;
+  quota = 123;
+  world_.Stop();
+  {
+    CheckpointHookOptions options = SpoolOptions();
+    options.run_config = config;
+    const auto hook = MakeHook(std::move(options));
+    SaveWhileAway(*hook, 7, 7);
+  }
+  const auto left = Spool::Open(folder_.path() / "spool", "hooked", 0, 1, int64_t{1} << 30);
+  ASSERT_OK(left);
+  const auto entry = (*left)->ReadFirst();
+  ASSERT_OK(entry);
+  EXPECT_EQ((*entry)->record().config, config);
+}
+
 // The format is shared with the Python hook: what SPOOL.md names is there.
 TEST_F(HookSpoolTest, WritesWhatItsFormatSays) {
   world_.Stop();

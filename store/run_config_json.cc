@@ -1,0 +1,46 @@
+#include "store/run_config_json.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace stockpot {
+namespace {
+
+template <typename T>
+void Read(const nlohmann::json& in, const char* key, T& value) {
+  if (const auto it = in.find(key); it != in.end()) it->get_to(value);
+}
+
+}  // namespace
+
+nlohmann::json ToJson(const RunConfig& config) {
+  return {{"merge_every", config.merge_every},
+          {"publish", PublishPolicyName(config.publish)},
+          {"best_metric", config.best_metric},
+          {"best_is_lower", config.best_is_lower},
+          {"merge_energy", config.merge_energy},
+          {"merge_rank", config.merge_rank},
+          {"compress_history", config.compress_history},
+          {"quota_bytes", config.quota_bytes}};
+}
+
+Result<RunConfig> RunConfigFromJson(const nlohmann::json& in) {
+  RunConfig config;
+  try {
+    std::string publish(PublishPolicyName(config.publish));
+    Read(in, "publish", publish);
+    STOCKPOT_ASSIGN_OR_RETURN(config.publish, PublishPolicyFromName(publish));
+    Read(in, "merge_every", config.merge_every);
+    Read(in, "best_metric", config.best_metric);
+    Read(in, "best_is_lower", config.best_is_lower);
+    Read(in, "merge_energy", config.merge_energy);
+    Read(in, "merge_rank", config.merge_rank);
+    Read(in, "compress_history", config.compress_history);
+    Read(in, "quota_bytes", config.quota_bytes);
+  } catch (const nlohmann::json::exception& error) {
+    return InvalidArgument(std::string("configuration of a run: ") + error.what());
+  }
+  return config;
+}
+
+}  // namespace stockpot
