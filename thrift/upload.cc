@@ -203,6 +203,14 @@ rpc::Shard Upload::MakeShard(const std::map<std::string, double>& metrics) const
     tensor.shape = item.tensor->shape;
     tensor.alias_of = item.tensor->alias_of;
     tensor.data = std::move(part);
+    if (options_.placements != nullptr) {
+      const auto placed = options_.placements->find(item.name);
+      if (placed != options_.placements->end()) {
+        tensor.group = placed->second.group;
+        tensor.global_shape = placed->second.global_shape;
+        tensor.offsets = placed->second.offsets;
+      }
+    }
     shard.tensors.push_back(std::move(tensor));
   }
   return shard;

@@ -8,6 +8,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "store/tensor_source.h"
 #include "thrift/client.h"
@@ -20,6 +21,15 @@ struct UploadProgress {
   int64_t sent_bytes = 0;   // that travelled
 };
 
+// Where a tensor of a source belongs that is no weight, or that is a piece of a larger one
+// (thrift/stockpot.thrift, Tensor). The source's own shape of it is the piece's.
+struct TensorPlacement {
+  std::string group;                  // empty: a weight
+  std::vector<int64_t> global_shape;  // both empty: the whole tensor
+  std::vector<int64_t> offsets;       // in elements
+};
+using TensorPlacements = std::map<std::string, TensorPlacement, std::less<>>;  // by name
+
 struct UploadOptions {
   std::function<void(const UploadProgress&)> progress;  // null: none; one call at a time
   // Bytes [offset, offset + bytes) of a tensor of `source` where they are in memory and stay until
@@ -27,7 +37,8 @@ struct UploadOptions {
   // copies.
   std::function<std::span<const std::byte>(const std::string& name, int64_t offset, int64_t bytes)>
       borrow;
-  const std::atomic<bool>* cancel = nullptr;  // becomes true: the upload ends, Unavailable
+  const TensorPlacements* placements = nullptr;  // of those that are not whole weights
+  const std::atomic<bool>* cancel = nullptr;     // becomes true: the upload ends, Unavailable
 };
 
 struct UploadReport {
@@ -37,7 +48,8 @@ struct UploadReport {
 
 // Opens a session, cuts `source` into chunks, asks which of them the daemon lacks, sends those over
 // all of `clients` at once (one thread and at most 16 MiB of memory each), and commits. On success
-// the artifact is durable and visible. On failure nothing of it is visible; the session is given
+// the artifact is durable and visible, or, of one of several ranks, this rank's part is taken
+// (`commit.complete` says which). On failure nothing of it is visible; the session is given
 // up. After Unavailable the whole call may be repeated: chunks that arrived are not sent again
 // while the daemon lives. REQUIRES: 1 <= clients.size() <= rpc_limits::kMaxUploadConnections, all
 // of one daemon; Read of `source` may be called from as many threads.

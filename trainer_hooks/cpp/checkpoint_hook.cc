@@ -1,21 +1,13 @@
 #include "trainer_hooks/cpp/checkpoint_hook.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <mutex>
-#include <optional>
-#include <thread>
 #include <utility>
 
-#include "thrift/client.h"
-#include "thrift/conversions.h"
+#include "store/ingest.h"
+#include "store/names.h"
 #include "thrift/limits.h"
-#include "thrift/upload.h"
-#include "trainer_hooks/cpp/spool.h"
-#include "trainer_hooks/cpp/staging.h"
+#include "trainer_hooks/cpp/hook_state.h"
 
 namespace stockpot {
 namespace {
@@ -23,19 +15,11 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr int64_t kFirstBackoffMs = 100;
-constexpr int64_t kLastBackoffMs = 5'000;
-constexpr int kAttemptsWhenRefused = 3;  // of a failure that may be a restart in between
-constexpr size_t kMaxFreeBuffers = 2;    // kept, so that later copies meet no page fault
+constexpr size_t kMaxFreeBuffers = 2;  // kept, so that later copies meet no page fault
 constexpr int kConnectMs = 2'000;
 
 double MillisecondsSince(SteadyClock::time_point start) {
   return std::chrono::duration<double, std::milli>(SteadyClock::now() - start).count();
-}
-
-// The request itself is wrong and stays wrong.
-bool IsFinal(StatusCode code) {
-  return code == StatusCode::kInvalidArgument || code == StatusCode::kAlreadyExists;
 }
 
 ClientOptions MakeClientOptions(const CheckpointHookOptions& options) {
@@ -45,6 +29,22 @@ ClientOptions MakeClientOptions(const CheckpointHookOptions& options) {
           .chunks_in_flight = options.chunks_in_flight,
           .tls = options.tls,
           .token = options.token};
+}
+
+Status CheckPlace(const CheckpointHookOptions& options) {
+  if (options.world < 1 || options.world > kMaxWorld || options.rank < 0 ||
+      options.rank >= options.world) {
+    return InvalidArgument("rank " + std::to_string(options.rank) + " of a world of " +
+                           std::to_string(options.world) + ": a world has 1 to " +
+                           std::to_string(kMaxWorld) + " ranks, counted from 0");
+  }
+  const bool needs_attempt = options.world > 1 || !options.attempt.empty();
+  if (needs_attempt && !IsPrintableName(options.attempt, kMaxAttemptBytes)) {
+    return InvalidArgument("several ranks need the attempt's name: 1 to " +
+                           std::to_string(kMaxAttemptBytes) + " printable bytes, the same on all");
+  }
+  if (options.resumed_from.empty()) return OkStatus();
+  return Digest::FromHex(options.resumed_from).status().WithContext("resumed_from");
 }
 
 Status CheckOptions(const CheckpointHookOptions& options) {
@@ -65,63 +65,10 @@ Status CheckOptions(const CheckpointHookOptions& options) {
   if (options.wait_ms < 0 || options.close_ms < 0) {
     return InvalidArgument("wait_ms and close_ms must not be negative");
   }
-  return OkStatus();
+  return CheckPlace(options);
 }
 
 }  // namespace
-
-struct CheckpointHook::State {
-  explicit State(CheckpointHookOptions given)
-      : options(std::move(given)), copy_threads(options.copy_threads) {}
-
-  // --- constant ---
-  const CheckpointHookOptions options;
-
-  // --- used by OnStep's thread only ---
-  ThreadPool copy_threads;
-
-  // --- used by the background thread only, but for Shutdown ---
-  std::vector<std::unique_ptr<Client>> clients;
-  std::unique_ptr<Spool> spool;  // null: none
-  bool spool_is_full = false;
-  bool run_exists = false;
-  std::thread thread;
-
-  // --- synchronises itself ---
-  std::atomic<bool> closing{false};
-
-  // --- guarded by mutex ---
-  mutable std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<std::unique_ptr<StagedCheckpoint>> queue;  // the first one is being uploaded
-  std::vector<StagingBuffer> free_buffers;
-  CheckpointHookStats stats;
-  std::optional<StatusCode> reported;  // told to on_error since the last success
-  Status background;                   // the first failure that no OnStep has told yet
-
-  Status Start();
-  Result<StagingBuffer> Reserve(int64_t bytes);
-  void Release(StagingBuffer buffer);
-  Status Stage(int64_t step, std::span<const TensorView> tensors,
-               const std::map<std::string, double>& metrics);
-  void Count(const Status& status, double stall_ms);
-  void Report(const Status& status);
-  void ReportInBackground(const Status& status);
-
-  void Run();
-  bool WaitForWork();
-  bool IsSpooled() const { return spool != nullptr && !spool->empty(); }
-  const StagedCheckpoint* FirstStaged() const;
-  Status SendFirst(bool& is_damaged);
-  Status Send(int64_t step, const TensorSource& source,
-              const std::map<std::string, double>& metrics, const StagedCheckpoint* in_memory);
-  void FinishFirst(const Status& status, bool is_damaged);
-  void FinishSpooled(const Status& status, bool is_damaged);
-  void PopStaged();
-  void Spill();
-  void NoteSpool();
-  bool Pause(int64_t pause_ms);
-};
 
 Result<std::unique_ptr<CheckpointHook>> CheckpointHook::Create(CheckpointHookOptions options) {
   STOCKPOT_RETURN_IF_ERROR(CheckOptions(options));
@@ -137,8 +84,8 @@ Status CheckpointHook::State::Start() {
     clients.push_back(std::move(client));
   }
   if (options.spool_directory.empty()) return OkStatus();
-  STOCKPOT_ASSIGN_OR_RETURN(spool, Spool::Open(options.spool_directory, options.run, /*rank=*/0,
-                                               /*world=*/1, options.spool_bytes));
+  STOCKPOT_ASSIGN_OR_RETURN(spool, Spool::Open(options.spool_directory, options.run, options.rank,
+                                               options.world, options.spool_bytes));
   NoteSpool();
   return OkStatus();
 }
@@ -187,20 +134,21 @@ CheckpointHookStats CheckpointHook::Stats() const {
   const std::lock_guard lock(state_->mutex);
   CheckpointHookStats stats = state_->stats;
   stats.waiting = static_cast<int64_t>(state_->queue.size());
+  stats.gathering = static_cast<int64_t>(state_->awaited.size());
   return stats;
 }
 
 bool CheckpointHook::Flush(int64_t timeout_ms) {
   std::unique_lock lock(state_->mutex);
   return state_->changed.wait_for(lock, milliseconds(timeout_ms), [&] {
-    return state_->queue.empty() && state_->stats.spooled == 0;
+    return state_->queue.empty() && state_->awaited.empty() && state_->stats.spooled == 0;
   });
 }
 
 Status CheckpointHook::State::Stage(int64_t step, std::span<const TensorView> tensors,
                                     const std::map<std::string, double>& metrics) {
   STOCKPOT_ASSIGN_OR_RETURN(std::unique_ptr<StagedCheckpoint> staged,
-                            StagedCheckpoint::Plan(step, tensors, metrics, options.files));
+                            StagedCheckpoint::Plan(step, tensors, metrics, files, options.world));
   STOCKPOT_ASSIGN_OR_RETURN(StagingBuffer buffer, Reserve(staged->bytes()));
   const Status filled = staged->Fill(std::move(buffer), tensors, copy_threads);
   if (!filled.ok()) {
@@ -213,6 +161,23 @@ Status CheckpointHook::State::Stage(int64_t step, std::span<const TensorView> te
   return OkStatus();
 }
 
+// True: `bytes` more fit the limit, perhaps because copies of parts that were sent are given up,
+// the oldest first.
+bool CheckpointHook::State::MakeRoomLocked(int64_t bytes) {
+  int64_t staged = stats.staged_bytes;
+  for (const AwaitedPart& part : awaited) {
+    if (part.staged != nullptr) staged -= part.staged->buffer_bytes();
+  }
+  if (staged + bytes > options.staging_bytes) return false;
+  for (AwaitedPart& part : awaited) {
+    if (stats.staged_bytes + bytes <= options.staging_bytes) break;
+    if (part.staged == nullptr) continue;
+    ReleaseLocked(part.staged->TakeBuffer());
+    part.staged = nullptr;
+  }
+  return true;
+}
+
 // Memory for a checkpoint, within the limit. Unavailable: staging is full.
 Result<StagingBuffer> CheckpointHook::State::Reserve(int64_t bytes) {
   if (bytes > options.staging_bytes) {
@@ -222,11 +187,9 @@ Result<StagingBuffer> CheckpointHook::State::Reserve(int64_t bytes) {
   }
   std::vector<StagingBuffer> too_small;  // given back after the lock
   std::unique_lock lock(mutex);
-  const auto fits = [&] { return stats.staged_bytes + bytes <= options.staging_bytes; };
-  if (options.when_full == WhenStagingIsFull::kWait && !fits()) {
-    changed.wait_for(lock, milliseconds(options.wait_ms), fits);
-  }
-  if (!fits()) {
+  const auto fits = [&] { return MakeRoomLocked(bytes); };
+  const int64_t wait_ms = options.when_full == WhenStagingIsFull::kWait ? options.wait_ms : 0;
+  if (!changed.wait_for(lock, milliseconds(wait_ms), fits)) {
     return Unavailable("skipped: " + std::to_string(queue.size()) +
                        " checkpoints await their upload and staging is full");
   }
@@ -249,11 +212,15 @@ Result<StagingBuffer> CheckpointHook::State::Reserve(int64_t bytes) {
   return buffer;
 }
 
-void CheckpointHook::State::Release(StagingBuffer buffer) {
-  const std::lock_guard lock(mutex);
+void CheckpointHook::State::ReleaseLocked(StagingBuffer buffer) {
   stats.staged_bytes -= buffer.bytes();
   if (free_buffers.size() < kMaxFreeBuffers) free_buffers.push_back(std::move(buffer));
   changed.notify_all();
+}
+
+void CheckpointHook::State::Release(StagingBuffer buffer) {
+  const std::lock_guard lock(mutex);
+  ReleaseLocked(std::move(buffer));
 }
 
 void CheckpointHook::State::Report(const Status& status) {
@@ -269,183 +236,6 @@ void CheckpointHook::State::Report(const Status& status) {
   } catch (const std::exception&) {
     // Theirs; the loop goes on.
   }
-}
-
-// --- the background thread ---
-
-void CheckpointHook::State::ReportInBackground(const Status& status) {
-  {
-    const std::lock_guard lock(mutex);
-    if (background.ok()) background = status;
-  }
-  Report(status);
-}
-
-// False: the hook is closing.
-bool CheckpointHook::State::WaitForWork() {
-  std::unique_lock lock(mutex);
-  changed.wait(lock, [&] { return closing || !queue.empty() || stats.spooled > 0; });
-  return !closing;
-}
-
-// False: the hook is closing. What is staged meanwhile goes to the disk.
-bool CheckpointHook::State::Pause(int64_t pause_ms) {
-  const auto end = SteadyClock::now() + milliseconds(pause_ms);
-  const auto can_spill = [&] { return spool != nullptr && !spool_is_full && !queue.empty(); };
-  while (true) {
-    {
-      std::unique_lock lock(mutex);
-      changed.wait_until(lock, end, [&] { return closing || can_spill(); });
-      if (closing) return false;
-      if (!can_spill()) return true;
-    }
-    Spill();
-  }
-}
-
-// Null: none. Stays valid until PopStaged: only this thread takes from the queue.
-const StagedCheckpoint* CheckpointHook::State::FirstStaged() const {
-  const std::lock_guard lock(mutex);
-  return queue.empty() ? nullptr : queue.front().get();
-}
-
-void CheckpointHook::State::PopStaged() {
-  std::unique_ptr<StagedCheckpoint> staged;
-  {
-    const std::lock_guard lock(mutex);
-    staged = std::move(queue.front());
-    queue.pop_front();
-  }
-  Release(staged->TakeBuffer());
-}
-
-void CheckpointHook::State::NoteSpool() {
-  const std::lock_guard lock(mutex);
-  stats.spooled = spool->entries();
-  stats.spooled_bytes = spool->bytes();
-  changed.notify_all();
-}
-
-// Moves what waits in memory to the disk, the oldest first, as far as there is room.
-void CheckpointHook::State::Spill() {
-  while (spool != nullptr) {
-    const StagedCheckpoint* staged = FirstStaged();
-    if (staged == nullptr) return;
-    const Status status = spool->Write({.run = options.run,
-                                        .base = options.base,
-                                        .step = staged->step(),
-                                        .config = options.run_config,
-                                        .tags = options.tags,
-                                        .metrics = staged->metrics()},
-                                       *staged);
-    if (!status.ok()) {
-      ReportInBackground(status.WithContext("step " + std::to_string(staged->step())));
-      spool_is_full = !IsFinal(status.code());
-      if (spool_is_full) return;
-      const std::lock_guard lock(mutex);
-      ++stats.failed;
-    }
-    NoteSpool();
-    PopStaged();
-  }
-}
-
-// `in_memory`: the source, where its tensors can be sent from where they are; null: they cannot.
-Status CheckpointHook::State::Send(int64_t step, const TensorSource& source,
-                                   const std::map<std::string, double>& metrics,
-                                   const StagedCheckpoint* in_memory) {
-  if (!run_exists) {
-    STOCKPOT_RETURN_IF_ERROR(
-        clients[0]
-            ->CreateRun(options.run, options.base, ToRpc(options.run_config), options.tags)
-            .status());
-    run_exists = true;
-  }
-  rpc::SessionRequest request;
-  request.kind = rpc::Kind::CHECKPOINT;
-  request.run = options.run;
-  request.step = step;
-  UploadOptions upload{.cancel = &closing};
-  if (in_memory != nullptr) {
-    upload.borrow = [in_memory](const std::string& name, int64_t offset, int64_t bytes) {
-      return in_memory->Borrow(name, offset, bytes);
-    };
-  }
-  std::vector<Client*> borrowed;
-  for (const auto& client : clients) borrowed.push_back(client.get());
-  STOCKPOT_ASSIGN_OR_RETURN(const UploadReport report,
-                            UploadArtifact(borrowed, request, source, metrics, upload));
-  const std::lock_guard lock(mutex);
-  stats.sent_bytes += report.bytes.sent_bytes;
-  stats.total_bytes += report.bytes.total_bytes;
-  stats.last_committed_step = step;
-  return OkStatus();
-}
-
-// What is on disk is older than what is in memory.
-Status CheckpointHook::State::SendFirst(bool& is_damaged) {
-  if (!IsSpooled()) {
-    const StagedCheckpoint* staged = FirstStaged();
-    return Send(staged->step(), *staged, staged->metrics(), staged)
-        .WithContext("step " + std::to_string(staged->step()));
-  }
-  const std::string what = "spooled step " + std::to_string(spool->first_step());
-  const auto entry = spool->ReadFirst();
-  is_damaged = !entry.ok() && entry.status().code() != StatusCode::kInvalidArgument;
-  if (!entry.ok()) return entry.status().WithContext(what);
-  const SpoolRecord& record = (*entry)->record();
-  return Send(record.step, **entry, record.metrics, nullptr).WithContext(what);
-}
-
-void CheckpointHook::State::FinishSpooled(const Status& status, bool is_damaged) {
-  const Status moved =
-      status.ok() ? spool->RemoveFirst() : spool->SetFirstAside(is_damaged ? "damaged" : "refused");
-  spool_is_full = false;
-  NoteSpool();
-  if (!moved.ok()) ReportInBackground(moved);
-}
-
-// The first one is done with, one way or the other.
-void CheckpointHook::State::FinishFirst(const Status& status, bool is_damaged) {
-  {
-    const std::lock_guard lock(mutex);
-    ++(status.ok() ? stats.committed : stats.failed);
-    if (status.ok()) {
-      stats.last_error = OkStatus();
-      reported.reset();
-    }
-  }
-  if (IsSpooled()) {
-    FinishSpooled(status, is_damaged);
-  } else {
-    PopStaged();
-  }
-}
-
-void CheckpointHook::State::Run() {
-  int64_t backoff_ms = kFirstBackoffMs;
-  int refusals = 0;
-  while (WaitForWork()) {
-    bool is_damaged = false;
-    const Status status = SendFirst(is_damaged);
-    if (closing && !status.ok()) break;
-    if (!status.ok()) ReportInBackground(status);
-    const bool gives_up = is_damaged || IsFinal(status.code()) ||
-                          (!IsRetryable(status.code()) && ++refusals == kAttemptsWhenRefused);
-    if (status.ok() || gives_up) {
-      FinishFirst(status, is_damaged);
-      backoff_ms = kFirstBackoffMs;
-      refusals = 0;
-      continue;
-    }
-    {
-      const std::lock_guard lock(mutex);
-      ++stats.retries;
-    }
-    if (!Pause(backoff_ms)) break;
-    backoff_ms = std::min(2 * backoff_ms, kLastBackoffMs);
-  }
-  Spill();
 }
 
 }  // namespace stockpot

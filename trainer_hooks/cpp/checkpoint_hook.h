@@ -13,15 +13,21 @@
 //     staging is full and the loop chose to wait), whatever the daemon does: nothing of the network
 //     happens in it. Stored values are those at the call.
 //   - A daemon that is away, slow or refuses never stops the loop. With options.spool_directory
-//   what
-//     cannot be sent goes to the local disk (trainer_hooks/SPOOL.md) and is sent in order later, by
-//     this process or by the next one of the run. Without it, it stays in memory and is tried again
-//     until it arrives. What fits neither is skipped and counted.
+//     what cannot be sent goes to the local disk (trainer_hooks/SPOOL.md) and is sent in order
+//     later, by this process or by the next one of the run. Without it, it stays in memory and is
+//     tried again until it arrives. What fits neither is skipped and counted.
 //   - A failure in the background shows in the next OnStep's outcome and in Stats(); on_error is
 //     called once for each kind of trouble until things work again.
 //   - Destruction takes at most options.close_ms, plus a connection attempt's time-out, plus
-//   writing
-//     what is staged into the spool.
+//     writing what is staged into the spool.
+//
+// Tensors with a `group` (the optimizer's, a loader's position) become a state beside the
+// checkpoint, RUN@STEP.GROUP, committed with it.
+//
+// Several ranks: each process has a hook with its `rank`, the same `world` and the same `attempt`,
+// calls it with the same steps, and hands over its own pieces. No rank waits for another; the
+// checkpoint exists when the last part is in. A part that was sent stays in memory until then, or
+// until a later step needs the memory, so that a daemon that restarts in between costs nothing.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +47,8 @@
 
 namespace stockpot {
 
-// One tensor of the model: contiguous, row-major, borrowed for the call.
+// One tensor of the model or of the training state, or this rank's piece of it: contiguous,
+// row-major, borrowed for the call. Names are unique, over the groups too.
 struct TensorView {
   std::string name;
   DType dtype = DType::kF32;
@@ -51,6 +58,12 @@ struct TensorView {
   // Instead of `data`, for bytes that the CPU cannot read: copies all of them to `out`. Called by
   // OnStep, in its thread.
   std::function<Status(std::span<std::byte> out)> read = nullptr;
+  std::string group;  // empty: a weight
+  // Of a piece, whose shape is `shape`: the whole tensor's shape, and where the piece begins, in
+  // elements. Both empty: the view is the whole tensor. An alias has the whole tensor's shape, and
+  // is handed over by a rank that holds a piece of what it is tied to.
+  std::vector<int64_t> global_shape;
+  std::vector<int64_t> offsets;
 };
 
 // What OnStep does when the staging memory is full.
@@ -74,6 +87,13 @@ struct CheckpointHookOptions {
   // left out are taken from the base.
   std::map<std::string, std::string> files;
 
+  // Which process of the job this is. Files are sent by rank 0 alone.
+  int32_t rank = 0;
+  int32_t world = 1;         // at most kMaxWorld
+  std::string attempt;       // one start of the job, the same on all ranks and never used again;
+                             // world > 1 needs it: 1..128 printable bytes
+  std::string resumed_from;  // hex digest of the artifact that training continues from; empty: none
+
   int64_t staging_bytes = int64_t{4} << 30;  // of all checkpoints that await their upload
   StagingAllocator allocate;                 // null: pageable memory of the system
   WhenStagingIsFull when_full = WhenStagingIsFull::kSkip;
@@ -94,11 +114,13 @@ struct CheckpointHookOptions {
 
 struct CheckpointHookStats {
   int64_t offered = 0;    // calls of OnStep
-  int64_t committed = 0;  // durable and visible
+  int64_t committed = 0;  // durable and visible, all ranks' parts
   int64_t skipped = 0;    // staging was full
-  int64_t failed = 0;     // refused for good (last_error says why), damaged, or malformed
+  // Refused for good (last_error says why), damaged, malformed, or a rank never came.
+  int64_t failed = 0;
   int64_t retries = 0;    // uploads that were begun again
-  int64_t waiting = 0;    // staged in memory, not yet committed
+  int64_t waiting = 0;    // staged in memory, not yet sent
+  int64_t gathering = 0;  // sent, and not a checkpoint yet: other ranks' parts are awaited
   int64_t staged_bytes = 0;
   int64_t spooled = 0;  // on the local disk, not yet committed; of earlier processes too
   int64_t spooled_bytes = 0;
@@ -120,20 +142,22 @@ struct StepOutcome {
 // Thread promise: OnStep from one thread at a time; Stats and Flush from any.
 class CheckpointHook {
  public:
-  // Does not connect. InvalidArgument: the options. Unavailable: another process uses the spool.
+  // Does not connect. InvalidArgument: the options. Unavailable: another process uses the spool
+  // folder of this rank.
   static Result<std::unique_ptr<CheckpointHook>> Create(CheckpointHookOptions options);
   ~CheckpointHook();
   CheckpointHook(const CheckpointHook&) = delete;
   CheckpointHook& operator=(const CheckpointHook&) = delete;
 
-  // Copies `tensors` and returns. Metrics that are not finite are dropped by the daemon, whose
-  // event names them: a loss of NaN does not cost the checkpoint.
+  // Copies `tensors` and returns. With several ranks they may be none. Metrics that are not finite
+  // are dropped by the daemon, whose event names them: a loss of NaN does not cost the checkpoint.
   StepOutcome OnStep(int64_t step, std::span<const TensorView> tensors,
                      const std::map<std::string, double>& metrics) noexcept;
 
   CheckpointHookStats Stats() const;
 
-  // Waits until everything staged and spooled is committed or has failed; true if nothing is left.
+  // Waits until everything staged and spooled is committed, all ranks' parts, or has failed; true
+  // if nothing is left.
   bool Flush(int64_t timeout_ms);
 
  private:

@@ -2,126 +2,67 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
-#include <cstring>
-#include <nlohmann/json.hpp>
+#include <charconv>
+#include <optional>
 
-#include "store/digest.h"
 #include "store/names.h"
-#include "store/run_config_json.h"
-#include "store/safetensors.h"
 
 namespace stockpot {
 namespace {
 
-using nlohmann::json;
 using std::filesystem::path;
 
-// --- limits ---
-constexpr int64_t kCopyBytes = int64_t{4} << 20;        // read, hashed and written at a time
-constexpr int64_t kMaxRecordBytes = int64_t{64} << 20;  // of manifest.json
-constexpr int64_t kMaxFileBytes = int64_t{64} << 20;    // of a file beside the weights
-
-constexpr std::string_view kFormat = "stockpot-spool";
-constexpr int kVersion = 1;
 constexpr std::string_view kEntryPrefix = "step-";
 constexpr int kStepDigits = 12;
-constexpr const char* kRecordName = "manifest.json";
-constexpr const char* kTensorsName = "tensors.safetensors";
-constexpr const char* kFilesName = "files";
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
-
-Status SyncFolder(const path& folder) {
-  const Descriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd.get() < 0 || ::fsync(fd.get()) != 0) return ErrnoStatus(errno, folder.string());
-  return OkStatus();
+// The decimal number that `text` begins with is taken off it.
+std::optional<int64_t> TakeNumber(std::string_view& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || value < 0) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return value;
 }
 
-// A file that is hashed while it is written, and durable after Finish.
-class HashedFile {
- public:
-  explicit HashedFile(const path& name)
-      : name_(name), fd_(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)) {
-    if (fd_.get() < 0) status_ = ErrnoStatus(errno, name_.string());
-  }
-  void Append(std::span<const std::byte> bytes) {
-    if (!status_.ok()) return;
-    hash_.Update(bytes);
-    bytes_ += static_cast<int64_t>(bytes.size());
-    while (!bytes.empty()) {
-      const ssize_t n = ::write(fd_.get(), bytes.data(), bytes.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) {
-        status_ = ErrnoStatus(errno, name_.string());
-        return;
-      }
-      bytes = bytes.subspan(static_cast<size_t>(n));
-    }
-  }
-  void Append(std::string_view text) { Append(std::as_bytes(std::span(text))); }
-  // {"bytes", "sha256"} as the manifest has it.
-  Result<json> Finish() {
-    if (status_.ok() && ::fdatasync(fd_.get()) != 0) status_ = ErrnoStatus(errno, name_.string());
-    if (!status_.ok()) return status_;
-    return json{{"bytes", bytes_}, {"sha256", hash_.Finish().Hex()}};
-  }
-
- private:
-  const path name_;
-  const Descriptor fd_;
-  Sha256Stream hash_;
-  int64_t bytes_ = 0;
-  Status status_;
-};
-
-// --- writing ---
-
-Result<json> WriteTensors(const path& name, const TensorSource& source) {
-  HashedFile file(name);
-  std::vector<const TensorInfo*> tensors;
-  for (const TensorInfo& tensor : source.tensors()) {
-    if (tensor.alias_of.empty()) tensors.push_back(&tensor);
-  }
-  file.Append(SafetensorsHead(tensors));
-  std::vector<std::byte> buffer(kCopyBytes);
-  for (const TensorInfo* tensor : tensors) {
-    for (int64_t at = 0; at < tensor->bytes(); at += kCopyBytes) {
-      const auto block =
-          std::span(buffer).first(static_cast<size_t>(std::min(kCopyBytes, tensor->bytes() - at)));
-      STOCKPOT_RETURN_IF_ERROR(source.Read(tensor->name, at, block));
-      file.Append(block);
-    }
-  }
-  return file.Finish();
+bool TakePrefix(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
 }
 
-json ToJson(const std::map<std::string, double>& metrics) {
-  json out = json::object();
-  for (const auto& [name, value] : metrics) {
-    if (std::isfinite(value)) {
-      out[name] = value;
-    } else {
-      out[name] = std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
-    }
+// The step of an entry's name; none: it is no entry's.
+std::optional<int64_t> StepOf(std::string_view name) {
+  if (!TakePrefix(name, kEntryPrefix) || std::ssize(name) != kStepDigits) return std::nullopt;
+  const std::optional<int64_t> step = TakeNumber(name);
+  return name.empty() ? step : std::nullopt;
+}
+
+struct RankOfWorld {
+  int64_t rank = 0;
+  int64_t world = 0;
+};
+
+// Of the name of a rank's folder.
+std::optional<RankOfWorld> RankOf(std::string_view name) {
+  if (!TakePrefix(name, "rank-")) return std::nullopt;
+  const std::optional<int64_t> rank = TakeNumber(name);
+  if (!rank || !TakePrefix(name, "-of-")) return std::nullopt;
+  const std::optional<int64_t> world = TakeNumber(name);
+  if (!world || !name.empty()) return std::nullopt;
+  return RankOfWorld{*rank, *world};
+}
+
+int64_t FolderBytes(const path& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (auto it = std::filesystem::recursive_directory_iterator(folder, error);
+       !error && it != std::filesystem::recursive_directory_iterator(); it.increment(error)) {
+    if (it->is_regular_file(error)) bytes += static_cast<int64_t>(it->file_size(error));
   }
-  return out;
+  return bytes;
 }
 
 int64_t BytesOf(const TensorSource& source) {
@@ -136,285 +77,76 @@ int64_t BytesOf(const TensorSource& source) {
   return bytes;
 }
 
-// --- reading ---
-
-Result<std::string> ReadWhole(const path& name, int64_t max_bytes) {
-  const Descriptor fd(::open(name.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) return ErrnoStatus(errno, name.string());
-  const off_t size = ::lseek(fd.get(), 0, SEEK_END);
-  if (size < 0 || size > max_bytes) return Corruption(name.string() + " has an impossible length");
-  std::string text(static_cast<size_t>(size), '\0');
-  for (size_t at = 0; at < text.size();) {
-    const ssize_t n = ::pread(fd.get(), text.data() + at, text.size() - at, at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return ErrnoStatus(n < 0 ? errno : EIO, name.string());
-    at += static_cast<size_t>(n);
-  }
-  return text;
-}
-
-double MetricFromJson(const json& value) {
-  if (value.is_number()) return value.get<double>();
-  const auto text = value.get<std::string>();
-  if (text == "inf") return INFINITY;
-  return text == "-inf" ? -INFINITY : NAN;
-}
-
-Result<SpoolRecord> RecordFromJson(const json& in) {
-  SpoolRecord record;
-  record.run = in.at("run").get<std::string>();
-  record.base = in.at("base").get<std::string>();
-  record.step = in.at("step").get<int64_t>();
-  record.rank = in.value("rank", 0);
-  record.world = in.value("world", 1);
-  STOCKPOT_ASSIGN_OR_RETURN(record.config,
-                            RunConfigFromJson(in.value("config", json::object())));
-  record.tags = in.value("tags", std::map<std::string, std::string>{});
-  const json metrics = in.value("metrics", json::object());
-  for (const auto& [name, value] : metrics.items()) {
-    record.metrics[name] = MetricFromJson(value);
-  }
-  return record;
-}
-
-class OpenEntry : public SpooledCheckpoint {
- public:
-  static Result<std::unique_ptr<SpooledCheckpoint>> Open(const path& folder) {
-    std::unique_ptr<OpenEntry> entry(new OpenEntry(folder));
-    try {
-      STOCKPOT_RETURN_IF_ERROR(entry->Load());
-    } catch (const json::exception& error) {
-      return Corruption((folder / kRecordName).string() + ": " + error.what());
-    }
-    return std::unique_ptr<SpooledCheckpoint>(std::move(entry));
-  }
-
-  const SpoolRecord& record() const override { return record_; }
-  const std::vector<TensorInfo>& tensors() const override { return infos_; }
-  std::vector<std::string> files() const override {
-    std::vector<std::string> names;
-    for (const auto& [name, contents] : files_) names.push_back(name);
-    return names;
-  }
-  Result<std::string> ReadFile(std::string_view name) const override {
-    const auto found = files_.find(std::string(name));
-    if (found == files_.end()) return NotFound("no file '" + std::string(name) + "'");
-    return found->second;
-  }
-  Status Read(std::string_view name, int64_t offset, std::span<std::byte> out) const override;
-
- private:
-  explicit OpenEntry(const path& folder)
-      : folder_(folder), fd_(::open((folder / kTensorsName).c_str(), O_RDONLY | O_CLOEXEC)) {}
-
-  Status Load();
-  Status LoadFiles(const json& files);
-  Status LoadTensors(const json& stated);
-  Status AddAliases(const json& aliases);
-  Status ReadAt(int64_t offset, std::span<std::byte> out) const;
-  Status Mismatch(const std::string& name) const {
-    return Corruption(folder_.string() + ": " + name + " is not what was written");
-  }
-
-  const path folder_;
-  const Descriptor fd_;
-  SpoolRecord record_;
-  std::vector<TensorInfo> infos_;                       // by name
-  std::map<std::string, int64_t, std::less<>> begins_;  // in tensors.safetensors
-  std::map<std::string, std::string> files_;
-};
-
-Status OpenEntry::Load() {
-  if (fd_.get() < 0) return ErrnoStatus(errno, (folder_ / kTensorsName).string());
-  STOCKPOT_ASSIGN_OR_RETURN(const std::string text,
-                            ReadWhole(folder_ / kRecordName, kMaxRecordBytes));
-  const json manifest = json::parse(text);
-  if (manifest.at("format").get<std::string>() != kFormat ||
-      manifest.at("version").get<int>() != kVersion) {
-    return InvalidArgument(folder_.string() + " is of another version of the spool");
-  }
-  // Sent without them it would be another checkpoint.
-  if (!manifest.value("shards", json::object()).empty() ||
-      !manifest.value("groups", json::object()).empty()) {
-    return InvalidArgument(folder_.string() + " has shards or groups, which this hook cannot send");
-  }
-  STOCKPOT_ASSIGN_OR_RETURN(record_, RecordFromJson(manifest));
-  STOCKPOT_RETURN_IF_ERROR(LoadFiles(manifest.value("files", json::object())));
-  STOCKPOT_RETURN_IF_ERROR(LoadTensors(manifest.at("tensors")));
-  return AddAliases(manifest.value("aliases", json::object()));
-}
-
-Status OpenEntry::LoadFiles(const json& files) {
-  for (const auto& [name, stated] : files.items()) {
-    if (!IsValidFileName(name)) return Corruption(folder_.string() + ": '" + name + "' as a file");
-    STOCKPOT_ASSIGN_OR_RETURN(std::string contents,
-                              ReadWhole(folder_ / kFilesName / name, kMaxFileBytes));
-    if (Sha256(contents).Hex() != stated.at("sha256").get<std::string>()) return Mismatch(name);
-    files_[name] = std::move(contents);
-  }
-  return OkStatus();
-}
-
-Status OpenEntry::ReadAt(int64_t offset, std::span<std::byte> out) const {
-  while (!out.empty()) {
-    const ssize_t n = ::pread(fd_.get(), out.data(), out.size(), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, (folder_ / kTensorsName).string());
-    if (n == 0) return Mismatch(kTensorsName);
-    out = out.subspan(static_cast<size_t>(n));
-    offset += n;
-  }
-  return OkStatus();
-}
-
-// Every byte is hashed before anything of the header is believed.
-Status OpenEntry::LoadTensors(const json& stated) {
-  const int64_t bytes = ::lseek(fd_.get(), 0, SEEK_END);
-  if (bytes != stated.at("bytes").get<int64_t>()) return Mismatch(kTensorsName);
-  Sha256Stream hash;
-  std::vector<std::byte> buffer(kCopyBytes);
-  for (int64_t at = 0; at < bytes; at += kCopyBytes) {
-    const auto block =
-        std::span(buffer).first(static_cast<size_t>(std::min(kCopyBytes, bytes - at)));
-    STOCKPOT_RETURN_IF_ERROR(ReadAt(at, block));
-    hash.Update(block);
-  }
-  if (hash.Finish().Hex() != stated.at("sha256").get<std::string>()) return Mismatch(kTensorsName);
-
-  std::vector<std::byte> head(static_cast<size_t>(std::min<int64_t>(bytes, 8)));
-  STOCKPOT_RETURN_IF_ERROR(ReadAt(0, head));
-  STOCKPOT_ASSIGN_OR_RETURN(const int64_t head_bytes, SafetensorsHeaderBytes(head, bytes));
-  head.resize(static_cast<size_t>(head_bytes));
-  STOCKPOT_RETURN_IF_ERROR(ReadAt(0, head));
-  STOCKPOT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ParseSafetensorsHeader(head, bytes));
-  for (const SafetensorsEntry& entry : header.tensors) {
-    infos_.push_back(entry.info);
-    begins_[entry.info.name] = header.data_offset + entry.begin;
-  }
-  return OkStatus();
-}
-
-Status OpenEntry::AddAliases(const json& aliases) {
-  const auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };
-  std::sort(infos_.begin(), infos_.end(), by_name);
-  std::vector<TensorInfo> tied;
-  for (const auto& [name, target] : aliases.items()) {
-    const TensorInfo* of = Find(target.get<std::string>());
-    if (of == nullptr || Find(name) != nullptr) {
-      return Corruption(folder_.string() + ": '" + name + "' is tied to nothing");
-    }
-    tied.push_back({name, of->dtype, of->shape, of->name});
-  }
-  infos_.insert(infos_.end(), tied.begin(), tied.end());
-  std::sort(infos_.begin(), infos_.end(), by_name);
-  return OkStatus();
-}
-
-Status OpenEntry::Read(std::string_view name, int64_t offset, std::span<std::byte> out) const {
-  const TensorInfo* info = Find(name);
-  if (info == nullptr) return NotFound("no tensor '" + std::string(name) + "'");
-  const auto size = static_cast<int64_t>(out.size());
-  if (offset < 0 || size > info->bytes() || offset > info->bytes() - size) {
-    return InvalidArgument("a read past the end of '" + info->name + "'");
-  }
-  const std::string& owner = info->alias_of.empty() ? info->name : info->alias_of;
-  return ReadAt(begins_.find(owner)->second + offset, out);
-}
-
-// The step of an entry's name; -1: it is none.
-int64_t StepOf(const std::string& name) {
-  if (name.size() != kEntryPrefix.size() + kStepDigits || !name.starts_with(kEntryPrefix))
-    return -1;
-  const std::string digits = name.substr(kEntryPrefix.size());
-  if (digits.find_first_not_of("0123456789") != std::string::npos) return -1;
-  return std::strtoll(digits.c_str(), nullptr, 10);
-}
-
-int64_t FolderBytes(const path& folder) {
-  int64_t bytes = 0;
-  std::error_code error;
-  for (auto it = std::filesystem::recursive_directory_iterator(folder, error);
-       !error && it != std::filesystem::recursive_directory_iterator(); it.increment(error)) {
-    if (it->is_regular_file(error)) bytes += static_cast<int64_t>(it->file_size(error));
-  }
-  return bytes;
-}
-
 }  // namespace
+
+path SpoolKey::path() const {
+  std::string digits = std::to_string(step);
+  digits.insert(0, static_cast<size_t>(std::max<int64_t>(0, kStepDigits - std::ssize(digits))),
+                '0');
+  return folder / (std::string(kEntryPrefix) + digits);
+}
 
 Result<std::unique_ptr<Spool>> Spool::Open(const path& directory, const std::string& run,
                                            int32_t rank, int32_t world, int64_t max_bytes) {
   if (!IsValidRunName(run)) return InvalidArgument("'" + run + "' is no run name");
-  const path folder =
+  const path own =
       directory / run / ("rank-" + std::to_string(rank) + "-of-" + std::to_string(world));
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) return ErrnoStatus(error.value(), folder.string());
-  const int lock = ::open((folder / "LOCK").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock < 0) return ErrnoStatus(errno, folder.string());
-  std::unique_ptr<Spool> spool(new Spool(folder, max_bytes, lock));
-  if (::flock(lock, LOCK_EX | LOCK_NB) != 0) {
-    return Unavailable("another process uses the spool in " + folder.string());
-  }
-  STOCKPOT_RETURN_IF_ERROR(spool->Survey());
+  std::filesystem::create_directories(own, error);
+  if (error) return ErrnoStatus(error.value(), own.string());
+  std::unique_ptr<Spool> spool(new Spool(own, max_bytes));
+  STOCKPOT_RETURN_IF_ERROR(spool->TakeOver(own));
+  STOCKPOT_RETURN_IF_ERROR(spool->TakeOverOthers(rank, world));
   return spool;
 }
 
-Spool::~Spool() { ::close(lock_); }
-
-path Spool::PathOf(int64_t step) const {
-  std::string digits = std::to_string(step);
-  digits.insert(0, static_cast<size_t>(std::max<int64_t>(0, kStepDigits - std::ssize(digits))),
-                '0');
-  return folder_ / (std::string(kEntryPrefix) + digits);
-}
-
-Status Spool::Survey() {
+// Unavailable: another process has it open.
+Status Spool::TakeOver(const path& folder) {
+  auto lock = std::make_unique<SpoolDescriptor>(
+      ::open((folder / "LOCK").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (lock->get() < 0) return ErrnoStatus(errno, folder.string());
+  if (::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) {
+    return Unavailable("another process uses the spool in " + folder.string());
+  }
+  locks_.push_back(std::move(lock));
   std::error_code error;
-  std::filesystem::directory_iterator found(folder_, error);
-  if (error) return ErrnoStatus(error.value(), folder_.string());
+  std::filesystem::directory_iterator found(folder, error);
+  if (error) return ErrnoStatus(error.value(), folder.string());
   for (const auto& item : found) {
     const std::string name = item.path().filename();
     if (name.starts_with(".")) {
       std::filesystem::remove_all(item.path(), error);
-    } else if (const int64_t step = StepOf(name); step >= 0) {
-      bytes_ += entries_[step] = FolderBytes(item.path());
+    } else if (const std::optional<int64_t> step = StepOf(name)) {
+      Add({*step, folder});
     }
   }
   return OkStatus();
 }
 
-Status Spool::WriteFolder(const path& folder, const SpoolRecord& record,
-                          const TensorSource& source) const {
+Status Spool::TakeOverOthers(int32_t rank, int32_t world) {
   std::error_code error;
-  std::filesystem::create_directories(folder / kFilesName, error);
-  if (error) return ErrnoStatus(error.value(), folder.string());
-  json manifest = {{"format", kFormat},        {"version", kVersion}, {"run", record.run},
-                   {"base", record.base},      {"step", record.step}, {"rank", record.rank},
-                   {"world", record.world},    {"tags", record.tags}, {"files", json::object()},
-                   {"aliases", json::object()}};
-  manifest["config"] = ToJson(record.config);
-  manifest["metrics"] = ToJson(record.metrics);
-  for (const std::string& name : source.files()) {
-    if (!IsValidFileName(name)) return InvalidArgument("'" + name + "' as a file");
-    STOCKPOT_ASSIGN_OR_RETURN(const std::string contents, source.ReadFile(name));
-    HashedFile file(folder / kFilesName / name);
-    file.Append(contents);
-    STOCKPOT_ASSIGN_OR_RETURN(manifest["files"][name], file.Finish());
+  std::filesystem::directory_iterator found(own_.parent_path(), error);
+  if (error) return ErrnoStatus(error.value(), own_.parent_path().string());
+  for (const auto& item : found) {
+    const std::optional<RankOfWorld> other = RankOf(item.path().filename().string());
+    if (!other || other->world == world || other->rank % world != rank) continue;
+    const Status taken = TakeOver(item.path());
+    if (!taken.ok() && taken.code() != StatusCode::kUnavailable) return taken;
   }
-  for (const TensorInfo& tensor : source.tensors()) {
-    if (!tensor.alias_of.empty()) manifest["aliases"][tensor.name] = tensor.alias_of;
-  }
-  STOCKPOT_ASSIGN_OR_RETURN(manifest["tensors"], WriteTensors(folder / kTensorsName, source));
-  HashedFile file(folder / kRecordName);
-  file.Append(manifest.dump(1) + "\n");
-  STOCKPOT_RETURN_IF_ERROR(file.Finish().status());
-  STOCKPOT_RETURN_IF_ERROR(SyncFolder(folder / kFilesName));
-  return SyncFolder(folder);
+  return OkStatus();
+}
+
+void Spool::Add(const SpoolKey& key) { bytes_ += entries_[key].bytes = FolderBytes(key.path()); }
+
+void Spool::Forget(const SpoolKey& key) {
+  const auto entry = entries_.find(key);
+  bytes_ -= entry->second.bytes;
+  entries_.erase(entry);
 }
 
 Status Spool::Write(const SpoolRecord& record, const TensorSource& source) {
-  if (entries_.contains(record.step)) {
+  const SpoolKey key{record.step, own_};
+  if (entries_.contains(key)) {
     return AlreadyExists("the spool holds a checkpoint of step " + std::to_string(record.step));
   }
   const int64_t bytes = BytesOf(source);
@@ -423,55 +155,60 @@ Status Spool::Write(const SpoolRecord& record, const TensorSource& source) {
                              std::to_string(max_bytes_) + " bytes: no room for " +
                              std::to_string(bytes));
   }
-  const path entry = PathOf(record.step);
-  const path temporary = folder_ / (".tmp-" + entry.filename().string());
+  const path entry = key.path();
+  const path temporary = own_ / (".tmp-" + entry.filename().string());
   std::error_code ignored;
   std::filesystem::remove_all(temporary, ignored);
   Status status;
   try {
-    status = WriteFolder(temporary, record, source);
+    status = WriteSpoolEntry(temporary, record, source);
   } catch (const std::exception& error) {
     status = Internal(error.what());  // a name that is not UTF-8, no memory
   }
   if (status.ok() && ::rename(temporary.c_str(), entry.c_str()) != 0) {
     status = ErrnoStatus(errno, entry.string());
   }
-  if (status.ok()) status = SyncFolder(folder_);
+  if (status.ok()) status = SyncFolder(own_);
   if (!status.ok()) {
     std::filesystem::remove_all(temporary, ignored);
     return status.WithContext("spool");
   }
-  bytes_ += entries_[record.step] = FolderBytes(entry);
+  Add(key);
   return OkStatus();
 }
 
-Result<std::unique_ptr<SpooledCheckpoint>> Spool::ReadFirst() const {
-  return OpenEntry::Open(PathOf(first_step()));
+const SpoolKey* Spool::First() const {
+  const auto first = std::find_if(entries_.begin(), entries_.end(),
+                                  [](const auto& entry) { return !entry.second.is_held; });
+  return first == entries_.end() ? nullptr : &first->first;
 }
 
-void Spool::ForgetFirst() {
-  bytes_ -= entries_.begin()->second;
-  entries_.erase(entries_.begin());
+void Spool::Hold(const SpoolKey& key, bool is_held) {
+  entries_.find(key)->second.is_held = is_held;
+}
+
+Result<std::unique_ptr<SpooledCheckpoint>> Spool::Read(const SpoolKey& key) const {
+  return ReadSpoolEntry(key.path());
 }
 
 // Renamed first: a folder that is half deleted has no name of an entry. What cannot be renamed is
 // forgotten too: the next process sends it again, which changes nothing.
-Status Spool::RemoveFirst() {
-  const path entry = PathOf(first_step());
-  const path gone = folder_ / (".gone-" + entry.filename().string());
-  ForgetFirst();
+Status Spool::Remove(const SpoolKey& key) {
+  const path entry = key.path();
+  const path gone = key.folder / (".gone-" + entry.filename().string());
+  Forget(key);
   if (::rename(entry.c_str(), gone.c_str()) != 0) return ErrnoStatus(errno, entry.string());
   std::error_code ignored;
   std::filesystem::remove_all(gone, ignored);
   return OkStatus();
 }
 
-Status Spool::SetFirstAside(const std::string& prefix) {
-  const path entry = PathOf(first_step());
-  const path aside = folder_ / (prefix + "-" + entry.filename().string());
+Status Spool::SetAside(const SpoolKey& key, const std::string& prefix) {
+  const path entry = key.path();
+  const path aside = key.folder / (prefix + "-" + entry.filename().string());
   std::error_code ignored;
   std::filesystem::remove_all(aside, ignored);  // of the same step, once before
-  ForgetFirst();
+  Forget(key);
   if (::rename(entry.c_str(), aside.c_str()) != 0) return ErrnoStatus(errno, entry.string());
   return OkStatus();
 }

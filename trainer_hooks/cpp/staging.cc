@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "store/names.h"
 
 namespace stockpot {
 namespace {
@@ -41,6 +42,25 @@ Result<int64_t> CheckedBytes(const TensorView& view) {
   return bytes;
 }
 
+// That a piece lies within its tensor.
+Status CheckPiece(const TensorView& view) {
+  if (view.global_shape.empty() && view.offsets.empty()) return OkStatus();
+  const std::string what = "tensor '" + view.name + "'";
+  if (!view.alias_of.empty()) return InvalidArgument(what + ": an alias is of the whole tensor");
+  const size_t rank = view.shape.size();
+  if (view.global_shape.size() != rank || view.offsets.size() != rank) {
+    return InvalidArgument(what + ": shape, global_shape and offsets of a piece have one length");
+  }
+  for (size_t i = 0; i < rank; ++i) {
+    if (view.offsets[i] < 0 || view.offsets[i] > view.global_shape[i] - view.shape[i]) {
+      return InvalidArgument(what + ": a piece of " + ShapeText(view.shape) + " at " +
+                             ShapeText(view.offsets) + " is not within " +
+                             ShapeText(view.global_shape));
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Result<StagingBuffer> StagingBuffer::Allocate(int64_t bytes, const StagingAllocator& allocator) {
@@ -71,33 +91,59 @@ StagingBuffer& StagingBuffer::operator=(StagingBuffer&& other) noexcept {
   return *this;
 }
 
+Status StagedCheckpoint::Add(const TensorView& view) {
+  STOCKPOT_ASSIGN_OR_RETURN(const int64_t bytes, CheckedBytes(view));
+  STOCKPOT_RETURN_IF_ERROR(CheckPiece(view));
+  if (!view.group.empty() && !IsValidGroupName(view.group)) {
+    return InvalidArgument("tensor '" + view.name + "': '" + view.group +
+                           "' is no name of a group");
+  }
+  infos_.push_back({view.name, view.dtype, view.shape, view.alias_of});
+  if (!view.group.empty() || !view.offsets.empty()) {
+    placements_[view.name] = {
+        .group = view.group, .global_shape = view.global_shape, .offsets = view.offsets};
+  }
+  if (!view.alias_of.empty()) return OkStatus();
+  places_.emplace(view.name, Place{bytes_, bytes});
+  bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return OkStatus();
+}
+
+// REQUIRES: infos_ is sorted.
+Status StagedCheckpoint::CheckAliases() {
+  const auto group_of = [&](const std::string& name) {
+    const auto found = placements_.find(name);
+    return found == placements_.end() ? std::string() : found->second.group;
+  };
+  for (const TensorInfo& info : infos_) {
+    if (info.alias_of.empty()) continue;
+    const std::string what =
+        "tensor '" + info.name + "' is tied to '" + info.alias_of + "', which ";
+    if (!places_.contains(info.alias_of)) return InvalidArgument(what + "is not there");
+    if (group_of(info.name) != group_of(info.alias_of)) {
+      return InvalidArgument(what + "is of another group");
+    }
+  }
+  return OkStatus();
+}
+
 Result<std::unique_ptr<StagedCheckpoint>> StagedCheckpoint::Plan(
     int64_t step, std::span<const TensorView> tensors, const std::map<std::string, double>& metrics,
-    const std::map<std::string, std::string>& files) {
+    const std::map<std::string, std::string>& files, int32_t world) {
   if (step < 0) return InvalidArgument("step " + std::to_string(step) + " is negative");
-  if (tensors.empty()) return InvalidArgument("a checkpoint without tensors");
+  if (tensors.empty() && world == 1) return InvalidArgument("a checkpoint without tensors");
   std::unique_ptr<StagedCheckpoint> staged(new StagedCheckpoint(files));
   staged->step_ = step;
   staged->metrics_ = metrics;
-  for (const TensorView& view : tensors) {
-    STOCKPOT_ASSIGN_OR_RETURN(const int64_t bytes, CheckedBytes(view));
-    staged->infos_.push_back({view.name, view.dtype, view.shape, view.alias_of});
-    if (!view.alias_of.empty()) continue;
-    staged->places_.emplace(view.name, Place{staged->bytes_, bytes});
-    staged->bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  std::sort(staged->infos_.begin(), staged->infos_.end(),
+  for (const TensorView& view : tensors) STOCKPOT_RETURN_IF_ERROR(staged->Add(view));
+  std::vector<TensorInfo>& infos = staged->infos_;
+  std::sort(infos.begin(), infos.end(),
             [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
-  for (size_t i = 0; i < staged->infos_.size(); ++i) {
-    const TensorInfo& info = staged->infos_[i];
-    if (i > 0 && info.name == staged->infos_[i - 1].name) {
-      return InvalidArgument("tensor '" + info.name + "' is there twice");
-    }
-    if (!info.alias_of.empty() && !staged->places_.contains(info.alias_of)) {
-      return InvalidArgument("tensor '" + info.name + "' is tied to '" + info.alias_of +
-                             "', which is not there");
-    }
-  }
+  const auto twice =
+      std::adjacent_find(infos.begin(), infos.end(),
+                         [](const TensorInfo& a, const TensorInfo& b) { return a.name == b.name; });
+  if (twice != infos.end()) return InvalidArgument("tensor '" + twice->name + "' is there twice");
+  STOCKPOT_RETURN_IF_ERROR(staged->CheckAliases());
   return staged;
 }
 

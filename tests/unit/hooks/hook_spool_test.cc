@@ -200,7 +200,7 @@ TEST_F(HookSpoolTest, AConfigurationComesBackWhole) {
   }
   const auto left = Spool::Open(folder_.path() / "spool", "hooked", 0, 1, int64_t{1} << 30);
   ASSERT_OK(left);
-  const auto entry = (*left)->ReadFirst();
+  const auto entry = (*left)->Read(*(*left)->First());
   ASSERT_OK(entry);
   EXPECT_EQ((*entry)->record().config, config);
 }
