@@ -1,12 +1,12 @@
 #include "store/job_work.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
 
 #include "store/bitdelta_codec.h"
+#include "store/job_arguments.h"
 
 namespace stockpot {
 namespace {
@@ -14,64 +14,6 @@ namespace {
 constexpr int kRouteAttempts = 5;            // of a commit whose routes somebody moved meanwhile
 constexpr int64_t kEventsLookedAt = 10'000;  // of those that came during an expire job
 constexpr std::string_view kMovedBy = "pipeline";
-
-Result<std::string> Argument(const Job& job, const std::string& name) {
-  const auto it = job.args.find(name);
-  if (it == job.args.end())
-    return InvalidArgument("job " + job.key + ": no argument '" + name + "'");
-  return it->second;
-}
-
-Result<int64_t> IntegerArgument(const Job& job, const std::string& name) {
-  STOCKPOT_ASSIGN_OR_RETURN(const std::string text, Argument(job, name));
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    return InvalidArgument("job " + job.key + ": argument '" + name + "' is no number");
-  }
-  return value;
-}
-
-Result<double> NumberArgument(const Job& job, const std::string& name) {
-  STOCKPOT_ASSIGN_OR_RETURN(const std::string text, Argument(job, name));
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) {
-    return InvalidArgument("job " + job.key + ": argument '" + name + "' is no number");
-  }
-  return value;
-}
-
-Result<std::vector<Digest>> DigestListArgument(const Job& job, const std::string& name) {
-  STOCKPOT_ASSIGN_OR_RETURN(const std::string text, Argument(job, name));
-  std::vector<Digest> digests;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    STOCKPOT_ASSIGN_OR_RETURN(digests.emplace_back(),
-                              Digest::FromHex(text.substr(begin, end - begin)));
-    begin = end + 1;
-  }
-  return digests;
-}
-
-struct MergeArguments {
-  std::vector<Digest> parents;
-  std::string run;
-  int64_t step = -1;
-  MonoSoupOptions options;
-};
-
-Result<MergeArguments> ParseMergeArguments(const Job& job) {
-  MergeArguments args;
-  STOCKPOT_ASSIGN_OR_RETURN(args.parents, DigestListArgument(job, "parents"));
-  STOCKPOT_ASSIGN_OR_RETURN(args.run, Argument(job, "run"));
-  STOCKPOT_ASSIGN_OR_RETURN(args.step, IntegerArgument(job, "step"));
-  STOCKPOT_ASSIGN_OR_RETURN(args.options.energy, NumberArgument(job, "energy"));
-  STOCKPOT_ASSIGN_OR_RETURN(args.options.rank, IntegerArgument(job, "rank"));
-  STOCKPOT_ASSIGN_OR_RETURN(const std::string force, Argument(job, "force"));
-  args.options.force = force == "true";
-  return args;
-}
 
 Result<std::optional<StepRecord>> FindStep(const CheckpointStore& store, const std::string& run,
                                            const std::function<bool(const StepRecord&)>& wanted) {
@@ -367,6 +309,7 @@ Status JobWork::Merge(const Job& job, const ProgressFunction& progress) {
                                       {"run", args.run},
                                       {"step", std::to_string(args.step)},
                                       {"parents", job.args.at("parents")},
+                                      {"method", AttributeOr(merged, "method")},
                                       {"kept_energy_min", AttributeOr(merged, "kept_energy_min")},
                                       {"job", job.key}}});
   return store_.Apply(std::move(commit)).status();

@@ -24,7 +24,7 @@
 //              routes (the names that moved to it, one a line), job. Enough to load it and to serve
 //              it.
 //   "route"    one for each moved name.    subject: name. fields: variant, was ("": none),
-//   source "merge"    subject: the merge. fields: artifact, run, step, parents (by comma),
+//   source "merge"    subject: the merge. fields: artifact, run, step, parents (by comma), method,
 //   kept_energy_min, job "publish_refused", "merge_refused"     the gate or the request itself; old
 //   routes stay.
 //              subject: the artifact (merge: run@step). fields: reason, code, job, and the job's
@@ -47,11 +47,11 @@
 
 namespace stockpot {
 
-// How a merge is computed; the composition root passes BuildMonoSoup, which brings LibTorch, so
+// How a merge is computed; the composition root passes BuildMerge, which brings LibTorch, so
 // that the pipeline itself links without it.
 using MergeFunction = std::function<Result<Manifest>(
     CheckpointStore&, std::span<const Digest>, const std::string& run, int64_t step,
-    const MonoSoupOptions&, const ProgressFunction& progress)>;
+    const MergeOptions&, const ProgressFunction& progress)>;
 
 // Thread promise: any thread.
 class Pipeline {

@@ -55,7 +55,7 @@ std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
       partner = &*std::max_element(earlier.begin(), earlier.end(),
                                    [](const auto& a, const auto& b) { return a.step < b.step; });
     }
-    const MonoSoupOptions options{.energy = config.merge_energy, .rank = config.merge_rank};
+    const MergeOptions options{.energy = config.merge_energy, .rank = config.merge_rank};
     jobs.push_back(
         MakeMergeJob(run.name, checkpoint.step, {checkpoint.artifact, partner->artifact}, options));
   }
@@ -86,23 +86,74 @@ Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string
   return job;
 }
 
+Status CheckMergeOptions(const MergeOptions& options, size_t parents) {
+  const MergeOptions defaults;
+  const auto unused = [&](const char* option) {
+    return InvalidArgument(std::string(option) + " is no option of the method " +
+                           std::string(MergeMethodName(options.method)));
+  };
+  if (!(options.energy > 0 && options.energy <= 1)) {
+    return InvalidArgument("energy " + std::to_string(options.energy) + " is not in (0, 1]");
+  }
+  if (options.rank < 0) {
+    return InvalidArgument("rank " + std::to_string(options.rank) +
+                           " is negative: 0 goes by energy");
+  }
+  if (!(options.spectral >= 0 && options.spectral <= 1)) {
+    return InvalidArgument("spectral " + std::to_string(options.spectral) + " is not in [0, 1]");
+  }
+  if (options.method != MergeMethod::kMonoSoup &&
+      (options.energy != defaults.energy || options.rank != 0 || options.force)) {
+    return unused("energy, rank or force");
+  }
+  if (options.method != MergeMethod::kMonoSoupSpectral && options.spectral != 0) {
+    return unused("spectral");
+  }
+  if (options.weights.empty()) return OkStatus();
+  if (options.method != MergeMethod::kMean) return unused("weights");
+  if (options.weights.size() != parents) {
+    return InvalidArgument(std::to_string(options.weights.size()) + " weights for " +
+                           std::to_string(parents) + " parents");
+  }
+  double sum = 0;
+  for (const double weight : options.weights) {
+    if (!(weight >= 0)) return InvalidArgument("a weight is negative or no number");
+    sum += weight;
+  }
+  if (!(sum > 0) || !std::isfinite(sum)) return InvalidArgument("the weights add up to nothing");
+  return OkStatus();
+}
+
 Job MakeMergeJob(const std::string& run, int64_t step, const std::vector<Digest>& parents,
-                 const MonoSoupOptions& options) {
+                 const MergeOptions& options) {
   Job job;
   job.kind = JobKind::kMerge;
-  std::string joined;
+  std::string joined, weights;
   for (const Digest& parent : parents) joined += (joined.empty() ? "" : ",") + parent.Hex();
+  for (const double w : options.weights) weights += (weights.empty() ? "" : ",") + ExactDouble(w);
   job.args = {{"run", run},
               {"step", std::to_string(step)},
               {"parents", joined},
+              {"method", std::string(MergeMethodName(options.method))},
+              {"weights", weights},
               {"energy", ExactDouble(options.energy)},
               {"rank", std::to_string(options.rank)},
-              {"force", options.force ? "true" : "false"}};
-  // The same parents in another order make the same merge; other options make another one.
-  std::vector<Digest> sorted = parents;
+              {"force", options.force ? "true" : "false"},
+              {"spectral", ExactDouble(options.spectral)}};
+  // The same parents (with their weights) in another order make the same merge; other options make
+  // another one.
+  std::vector<std::string> sorted;
+  for (size_t i = 0; i < parents.size(); ++i) {
+    sorted.push_back(parents[i].Hex());
+    if (i < options.weights.size()) sorted.back() += "*" + ExactDouble(options.weights[i]);
+  }
   std::sort(sorted.begin(), sorted.end());
   std::string made = job.args["energy"] + "/" + job.args["rank"] + "/" + job.args["force"];
-  for (const Digest& parent : sorted) made += "/" + parent.Hex();
+  for (const std::string& parent : sorted) made += "/" + parent;
+  // Nothing for the first method: jobs of before there were others keep their keys.
+  if (options.method != MergeMethod::kMonoSoup) {
+    made += "/" + job.args["method"] + "/" + job.args["spectral"];
+  }
   job.key = "merge/" + run + "/" + std::to_string(step) + "/" + Sha256(made).ShortHex();
   return job;
 }

@@ -27,12 +27,15 @@ std::vector<Job> JobsForMerge(const Run& run, const StepRecord& merge);
 
 // key "publish/<artifact hex>/<codec>/<name>"; args artifact, codec, name ("": the default route).
 Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name);
+// InvalidArgument names the option that is out of range, or that the method does not use, or that
+// does not fit so many parents.
+Status CheckMergeOptions(const MergeOptions& options, size_t parents);
+
 // key "merge/<run>/<step>/<12 hex digits>", a hash of the sorted parents and the options; args run,
-// step, parents (hex digests in the given order, joined by ','), energy (reads back exactly), rank,
-// force
-// ("true" or "false").
+// step, parents (hex digests in the given order, joined by ','), method, weights (by ',', or empty),
+// energy, rank, force ("true" or "false"), spectral. Numbers read back exactly.
 Job MakeMergeJob(const std::string& run, int64_t step, const std::vector<Digest>& parents,
-                 const MonoSoupOptions& options);
+                 const MergeOptions& options);
 
 // key "expire/<run>"; args run. Applies the run's retention, then collects garbage. Queued by every
 // checkpoint of a run that has rules, in the commit of the checkpoint: never before it.

@@ -25,6 +25,8 @@ constexpr std::array<std::string_view, 7> kEdgeTypes = {
 constexpr std::array<std::string_view, 4> kJobKinds = {"merge", "publish", "expire", "compress"};
 constexpr std::array<std::string_view, 4> kJobStates = {"queued", "running", "done", "failed"};
 constexpr std::array<std::string_view, 2> kPublishCodecs = {"bitdelta", "dense"};
+constexpr std::array<std::string_view, 4> kMergeMethods = {"monosoup", "monosoup-spectral", "mean",
+                                                           "model-stock"};
 
 }  // namespace
 
@@ -55,6 +57,13 @@ std::string_view PublishCodecName(PublishCodec codec) {
 }
 Result<PublishCodec> PublishCodecFromName(std::string_view name) {
   return FromName<PublishCodec>(kPublishCodecs, name, "codec");
+}
+
+std::string_view MergeMethodName(MergeMethod method) {
+  return kMergeMethods[static_cast<size_t>(method)];
+}
+Result<MergeMethod> MergeMethodFromName(std::string_view name) {
+  return FromName<MergeMethod>(kMergeMethods, name, "merge method");
 }
 
 }  // namespace stockpot

@@ -137,11 +137,23 @@ enum class PublishCodec : uint8_t {
 std::string_view PublishCodecName(PublishCodec codec);
 Result<PublishCodec> PublishCodecFromName(std::string_view name);
 
-// How checkpoints are merged (store/mono_soup.h).
-struct MonoSoupOptions {
-  double energy = 0.95;  // kept share of ||delta||_F^2 per matrix, (0, 1]
+// How checkpoints are merged: the formulas are in store/merge.h.
+enum class MergeMethod : uint8_t { kMonoSoup, kMonoSoupSpectral, kMean, kModelStock };
+std::string_view MergeMethodName(MergeMethod method);  // "monosoup", "monosoup-spectral", "mean",
+                                                       // "model-stock"
+Result<MergeMethod> MergeMethodFromName(std::string_view name);
+
+// What a method does not use must have its default.
+struct MergeOptions {
+  MergeMethod method = MergeMethod::kMonoSoup;
+  // mean: one a parent, in their order, >= 0 and not all 0; empty: equal ones.
+  std::vector<double> weights = {};
+  // monosoup: what of each delta of a matrix is kept.
+  double energy = 0.95;  // share of ||delta||_F^2, (0, 1]
   int64_t rank = 0;      // > 0: fixed rank instead of the energy floor
   bool force = false;    // accept a fixed rank that keeps less than `energy`
+  // monosoup-spectral: 0: the effective rank decides; else the share R of ||delta||_F^2, (0, 1].
+  double spectral = 0;
 };
 
 struct Eval {

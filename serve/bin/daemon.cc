@@ -17,7 +17,7 @@
 #include "serve/bin/version.h"
 #include "serve/http/server.h"
 #include "store/ingest.h"
-#include "store/mono_soup.h"
+#include "store/merge.h"
 #include "store/pipeline.h"
 #include "thrift/server.h"
 
@@ -129,7 +129,7 @@ Status Daemon::Parts::OpenStore() {
   limits.session_idle_ms = options.session_idle_seconds * 1000;
   ingest = std::make_unique<Ingest>(*store, limits, SystemClock());
   Pipeline::Options jobs;
-  jobs.merge = BuildMonoSoup;
+  jobs.merge = BuildMerge;
   jobs.threads = options.threads;
   jobs.clock = SystemClock();
   jobs.history_bytes_per_second = options.history_mib_per_second << 20;

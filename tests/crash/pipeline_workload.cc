@@ -212,7 +212,7 @@ void Workload::StartPipeline() {
                             .expire_bytes_per_second = 0};
   if (options.merge == nullptr) {
     options.merge = [](CheckpointStore&, std::span<const Digest>, const std::string&, int64_t,
-                       const MonoSoupOptions&, const ProgressFunction&) -> Result<Manifest> {
+                       const MergeOptions&, const ProgressFunction&) -> Result<Manifest> {
       return Internal("no merges here");
     };
   }

@@ -17,7 +17,7 @@
 #include <random>
 #include <sstream>
 
-#include "store/mono_soup.h"
+#include "store/merge.h"
 #include "tests/crash/pipeline_workload.h"
 
 namespace stockpot::crash {
@@ -43,7 +43,7 @@ Status LiveUntilKilled(const std::filesystem::path& directory, const StepModels&
                        Acknowledged acknowledged, bool check_only, int out) {
   STOCKPOT_ASSIGN_OR_RETURN(
       const auto workload,
-      Workload::Open(directory, models, {.merge = BuildMonoSoup, .merge_every = kMergeEvery}));
+      Workload::Open(directory, models, {.merge = BuildMerge, .merge_every = kMergeEvery}));
   const Acknowledged before = acknowledged;
   STOCKPOT_RETURN_IF_ERROR(CheckStore(workload->store(), models, acknowledged, check_only));
   for (const auto& [step, artifact] : before.steps) {

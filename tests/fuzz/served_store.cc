@@ -74,7 +74,7 @@ void CommitTo(Ingest& ingest, const SessionRequest& request, ShardCommit shard) 
 }
 
 Result<Manifest> RefuseToMerge(CheckpointStore&, std::span<const Digest>, const std::string&,
-                               int64_t, const MonoSoupOptions&, const ProgressFunction&) {
+                               int64_t, const MergeOptions&, const ProgressFunction&) {
   return InvalidArgument("the fuzzers do not merge");
 }
 

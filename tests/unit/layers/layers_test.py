@@ -30,7 +30,7 @@ ALLOWED = {
 
 # Outside header -> folders that may include it (prefixes). What keeps a library in few places.
 OUTSIDE = {
-    r"(torch|ATen|c10)/": ["kernels/torch_ops", "store/mono_soup",
+    r"(torch|ATen|c10)/": ["kernels/torch_ops", "store/merge_matrix",
                            "trainer_hooks/cpp/libtorch_adapter", "examples", "tests"],
     r"rocksdb/": ["store/catalog", "store/rocksdb_options", "store/checkpoint_store", "tests"],
     r"thrift/(T[A-Z]|protocol|transport|server|concurrency|processor|async|config)": [

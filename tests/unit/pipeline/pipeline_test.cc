@@ -14,7 +14,7 @@
 
 #include "store/artifact_source.h"
 #include "store/ingest.h"
-#include "store/mono_soup.h"
+#include "store/merge.h"
 #include "tests/unit/pipeline/test_model.h"
 
 namespace stockpot {
@@ -29,7 +29,7 @@ class PipelineTest : public ::testing::Test {
  protected:
   void SetUp() override { Import(base_model_, "tiny"); }
 
-  void StartPipeline(MergeFunction merge = BuildMonoSoup) {
+  void StartPipeline(MergeFunction merge = BuildMerge) {
     pipeline_ = std::make_unique<Pipeline>(
         *store_,
         Pipeline::Options{.merge = std::move(merge), .backoff_ms = 1, .clock = SystemClock()});
@@ -321,7 +321,7 @@ TEST_F(PipelineTest, TransientFailuresAreRetriedAndBounded) {
   StartPipeline([&](auto& store, auto parents, const auto& run, int64_t step, const auto& options,
                     const auto& progress) -> Result<Manifest> {
     if (failures_left-- > 0) return ResourceExhausted("the disk is full");
-    return BuildMonoSoup(store, parents, run, step, options, progress);
+    return BuildMerge(store, parents, run, step, options, progress);
   });
   const Digest c1 = Push(1, 1.0, Tuned()), c2 = Push(2, 2.0, Tuned());
   Job job = SubmitAndWait(MakeMergeJob("demo", 2, {c1, c2}, {}));
@@ -349,7 +349,7 @@ TEST_F(PipelineTest, AnInterruptedJobIsDoneOnceByTheNextPipeline) {
   StartPipeline([&](auto& store, auto parents, const auto& run, int64_t step, const auto& options,
                     const auto& progress) {
     started.set_value();
-    return BuildMonoSoup(store, parents, run, step, options, [&](double share) {
+    return BuildMerge(store, parents, run, step, options, [&](double share) {
       Status status = progress(share);
       while (status.ok()) {
         std::this_thread::yield();

@@ -7,7 +7,7 @@
 #include "kernels/base/threads.h"
 #include "store/artifact_source.h"
 #include "store/bitdelta_codec.h"
-#include "store/mono_soup.h"
+#include "store/merge.h"
 #include "store/safetensors.h"
 #include "tests/unit/pipeline/test_model.h"
 
@@ -152,16 +152,16 @@ TEST_F(ShardedModelTest, C11_ReadsExportsAndPublishesBitIdentically) {
 TEST_F(ShardedModelTest, C11_MergesBitIdenticallyHoweverTheParentsAreCut) {
   const TestModel one = Tuned(0.01);
   const TestModel two = Tuned(0.01);
-  const MonoSoupOptions options{.energy = 0.9};
+  const MergeOptions options{.energy = 0.9};
   const std::vector<Digest> whole = {StoreWhole(one, 1), StoreWhole(two, 2)};
-  auto of_whole = BuildMonoSoup(*store_, whole, "r", 2, options, nullptr);
+  auto of_whole = BuildMerge(*store_, whole, "r", 2, options, nullptr);
   ASSERT_OK(of_whole);
   const Digest expected = Store(*std::move(of_whole));
   int64_t step = 2;
   for (const auto& [n, m] : {std::pair{2, 2}, std::pair{3, 5}, std::pair{1, 4}}) {
     const Digest first = n == 1 ? whole[0] : StoreCut(one, ++step, n);
     const std::vector<Digest> cut = {first, StoreCut(two, ++step, m)};
-    auto merged = BuildMonoSoup(*store_, cut, "r", 2, options, nullptr);
+    auto merged = BuildMerge(*store_, cut, "r", 2, options, nullptr);
     ASSERT_OK(merged);
     EXPECT_EQ(merged->attributes.at("matrices"),
               store_->GetManifest(expected)->attributes.at("matrices"));

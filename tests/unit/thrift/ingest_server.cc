@@ -14,7 +14,7 @@ namespace stockpot {
 namespace {
 
 Result<Manifest> RefuseToMerge(CheckpointStore&, std::span<const Digest>, const std::string&,
-                               int64_t, const MonoSoupOptions&, const ProgressFunction&) {
+                               int64_t, const MergeOptions&, const ProgressFunction&) {
   return Internal("this program does not merge");
 }
 

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "store/artifact_source.h"
-#include "store/mono_soup.h"
+#include "store/merge.h"
 #include "tests/unit/thrift/rpc_world.h"
 #include "thrift/remote_source.h"
 #include "thrift/upload.h"
@@ -18,9 +18,9 @@ namespace {
 constexpr int64_t kJobTimeoutMs = 60'000;
 
 Result<Manifest> Merge(CheckpointStore& store, std::span<const Digest> parents,
-                       const std::string& run, int64_t step, const MonoSoupOptions& options,
+                       const std::string& run, int64_t step, const MergeOptions& options,
                        const ProgressFunction& progress) {
-  return BuildMonoSoup(store, parents, run, step, options, progress);
+  return BuildMerge(store, parents, run, step, options, progress);
 }
 
 rpc::RunConfig OnRequest() {

@@ -5,7 +5,7 @@
 namespace stockpot {
 
 Result<Manifest> RefuseToMerge(CheckpointStore&, std::span<const Digest>, const std::string&,
-                               int64_t, const MonoSoupOptions&, const ProgressFunction&) {
+                               int64_t, const MergeOptions&, const ProgressFunction&) {
   return Internal("this test does not merge");
 }
 

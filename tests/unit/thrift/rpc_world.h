@@ -14,11 +14,11 @@
 namespace stockpot {
 
 Result<Manifest> RefuseToMerge(CheckpointStore&, std::span<const Digest>, const std::string&,
-                               int64_t, const MonoSoupOptions&, const ProgressFunction&);
+                               int64_t, const MergeOptions&, const ProgressFunction&);
 
 class RpcWorld {
  public:
-  // `merge`: BuildMonoSoup where a merge happens; it brings LibTorch, so others go without.
+  // `merge`: BuildMerge where a merge happens; it brings LibTorch, so others go without.
   explicit RpcWorld(RpcServerOptions options = {}, MergeFunction merge = RefuseToMerge,
                     DaemonControl control = {.version = "test"});
   ~RpcWorld();

@@ -1,0 +1,200 @@
+#include "store/merge_matrix.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linalg_eigh.h>
+#include <ATen/ops/linalg_eigvalsh.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <vector>
+
+namespace stockpot {
+namespace {
+
+// Below this share of the base's norm a delta is rounding, and its spectrum means nothing.
+constexpr double kTinyDelta = 1e-6;
+
+std::string NumberText(double value) { return nlohmann::json(value).dump(); }
+
+// Sum of squares. InvalidArgument: a value is NaN or infinite.
+Result<double> SquaredNorm(const float* values, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(values[i]) * values[i];
+  if (!std::isfinite(sum)) return InvalidArgument("a value is NaN or infinite");
+  return sum;
+}
+
+at::Tensor View(int64_t rows, int64_t cols, float* data) {
+  return at::from_blob(data, {rows, cols}, at::kFloat);
+}
+
+// D^T D or D D^T, whichever is smaller, in float64.
+at::Tensor Gram(const at::Tensor& delta) {
+  const at::Tensor wide = delta.to(at::kDouble);
+  return delta.size(1) <= delta.size(0) ? at::mm(wide.t(), wide) : at::mm(wide, wide.t());
+}
+
+// Squared singular values, descending, none negative.
+std::vector<double> Descending(const at::Tensor& ascending) {
+  const at::Tensor values = ascending.contiguous();
+  const double* data = values.const_data_ptr<double>();
+  std::vector<double> out(data, data + values.numel());
+  std::reverse(out.begin(), out.end());
+  for (double& w : out) w = std::max(w, 0.0);
+  return out;
+}
+
+double Sum(std::span<const double> values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum;
+}
+
+// The smallest rank that keeps `share` of the sum.
+int64_t RankOfShare(std::span<const double> squares, double share) {
+  const double total = Sum(squares);
+  const auto n = static_cast<int64_t>(squares.size());
+  int64_t rank = 0;
+  for (double kept = 0; rank < n && kept < share * total; ++rank) {
+    kept += squares[static_cast<size_t>(rank)];
+  }
+  return rank;
+}
+
+double KeptShare(std::span<const double> squares, int64_t rank) {
+  return std::min(1.0, Sum(squares.first(static_cast<size_t>(rank))) / Sum(squares));
+}
+
+// ceil(exp(H)), H the entropy of the singular values as shares of their sum.
+int64_t EffectiveRank(std::span<const double> squares) {
+  double total = 0;
+  for (const double w : squares) total += std::sqrt(w);
+  double entropy = 0;
+  for (const double w : squares) {
+    const double p = std::sqrt(w) / total;
+    if (p > 0) entropy -= p * std::log(p);
+  }
+  const auto most = static_cast<int64_t>(squares.size());
+  return std::clamp(static_cast<int64_t>(std::ceil(std::exp(entropy))), int64_t{1}, most);
+}
+
+// delta <- high * delta_k + low * (delta - delta_k), delta_k the projection on the k largest
+// directions of the side whose eigenvectors (columns, ascending) are given. Computes with the kept
+// or the dropped directions, whichever are fewer.
+void Reweight(at::Tensor delta, const at::Tensor& vectors, int64_t k, double high, double low) {
+  const int64_t n = vectors.size(1);
+  const bool drop = n - k < k;
+  const at::Tensor basis = drop ? vectors.narrow(1, 0, n - k) : vectors.narrow(1, n - k, k);
+  const at::Tensor wide = delta.to(at::kDouble);
+  const at::Tensor part = delta.size(1) <= delta.size(0) ? at::mm(at::mm(wide, basis), basis.t())
+                                                         : at::mm(basis, at::mm(basis.t(), wide));
+  const double of_delta = drop ? high : low;
+  const double of_part = drop ? low - high : high - low;
+  delta.copy_(part.mul_(of_part).add_(wide, of_delta));
+}
+
+Status BelowFloor(int64_t rank, int64_t full, double kept, double floor) {
+  return InvalidArgument("rank " + std::to_string(rank) + " of " + std::to_string(full) +
+                         " keeps " + NumberText(kept) + " of the update's energy, the floor is " +
+                         NumberText(floor));
+}
+
+// Whether no spectrum with this Gram matrix keeps `floor` at `rank`: s_1^2 + ... + s_r^2 <=
+// sqrt(r * sum s_i^4), and the sum is ||G||_F^2.
+bool SurelyBelow(const at::Tensor& gram, double energy, int64_t rank, double floor) {
+  const double norm = gram.norm().item<double>();
+  return std::sqrt(static_cast<double>(rank)) * norm < 0.999 * floor * energy;
+}
+
+Result<MatrixReport> Truncate(at::Tensor delta, double energy, const MergeOptions& options) {
+  const int64_t full = std::min(delta.size(0), delta.size(1));
+  const at::Tensor gram = Gram(delta);
+  const bool floor_holds = options.rank > 0 && !options.force;
+  if (floor_holds && SurelyBelow(gram, energy, options.rank, options.energy)) {
+    const std::vector<double> squares = Descending(at::linalg_eigvalsh(gram));
+    return BelowFloor(options.rank, full, KeptShare(squares, options.rank), options.energy);
+  }
+  const auto [values, vectors] = at::linalg_eigh(gram);
+  const std::vector<double> squares = Descending(values);
+  MatrixReport report{.rank = options.rank};
+  if (options.rank == 0) report.rank = RankOfShare(squares, options.energy);
+  report.kept_energy = KeptShare(squares, report.rank);
+  if (floor_holds && report.kept_energy < options.energy) {
+    return BelowFloor(report.rank, full, report.kept_energy, options.energy);
+  }
+  report.unchanged = report.rank == full;
+  if (!report.unchanged) Reweight(delta, vectors, report.rank, 1, 0);
+  return report;
+}
+
+MatrixReport ReweightBySpectrum(at::Tensor delta, double spectral) {
+  const auto [values, vectors] = at::linalg_eigh(Gram(delta));
+  const std::vector<double> squares = Descending(values);
+  const auto full = static_cast<int64_t>(squares.size());
+  MatrixReport report;
+  report.rank = spectral == 0 ? EffectiveRank(squares) : RankOfShare(squares, spectral);
+  report.kept_energy = KeptShare(squares, report.rank);
+  if (report.rank == full) return report;
+  const double rho = squares[static_cast<size_t>(report.rank)] / squares[0];
+  // 1 - P without cancellation.
+  const auto tail = std::span(squares).subspan(static_cast<size_t>(report.rank));
+  const double c = std::sqrt(Sum(tail) / Sum(squares));
+  report.low = std::clamp(rho + (1 - rho) * c, 0.0, 1.0);
+  report.high = std::clamp(1 - report.low, 0.0, 1.0);
+  report.unchanged = false;
+  Reweight(delta, vectors, report.rank, report.high, report.low);
+  return report;
+}
+
+// LibTorch's exceptions end here.
+template <typename Body>
+Result<MatrixReport> Guarded(Body body) {
+  try {
+    const at::NoGradGuard no_grad;
+    return body();
+  } catch (const std::exception& e) {  // c10::Error, std::bad_alloc
+    return Internal(std::string("LibTorch: ") + e.what());
+  }
+}
+
+}  // namespace
+
+Result<MatrixReport> TruncateDelta(int64_t rows, int64_t cols, const MergeOptions& options,
+                                   float* delta) {
+  STOCKPOT_ASSIGN_OR_RETURN(const double energy, SquaredNorm(delta, rows * cols));
+  if (energy == 0) return MatrixReport{};
+  const int64_t full = std::min(rows, cols);
+  if (options.rank >= full || (options.rank == 0 && options.energy >= 1)) {
+    return MatrixReport{.rank = full};
+  }
+  return Guarded([&] { return Truncate(View(rows, cols, delta), energy, options); });
+}
+
+Result<MatrixReport> ReweightDelta(int64_t rows, int64_t cols, double spectral, double base_norm,
+                                   float* delta) {
+  STOCKPOT_ASSIGN_OR_RETURN(const double energy, SquaredNorm(delta, rows * cols));
+  if (energy == 0 || std::sqrt(energy) / (base_norm + 1e-12) < kTinyDelta) return MatrixReport{};
+  return Guarded([&]() -> Result<MatrixReport> {
+    return ReweightBySpectrum(View(rows, cols, delta), spectral);
+  });
+}
+
+void RunSideBySide(size_t n, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next = 0;
+  const auto take = [&](int64_t, int64_t) {
+    for (size_t i = next++; i < n; i = next++) body(i);
+  };
+  const int64_t workers = std::min<int64_t>(static_cast<int64_t>(n), at::get_num_threads());
+  if (workers == 1)
+    return take(0, 1);  // outside a parallel region, so that LibTorch may use its own
+  at::parallel_for(0, workers, 1, take);
+}
+
+}  // namespace stockpot

@@ -1,0 +1,331 @@
+#include "store/merge_tensor.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/aligned_buffer.h"
+#include "store/weight_rounding.h"
+
+namespace stockpot {
+namespace {
+
+// Numbers [begin, begin + n) of a tensor.
+struct Block {
+  int64_t begin = 0;
+  int64_t n = 0;
+};
+
+// Calls body(block) over all elements, in order, until one fails.
+template <typename Body>
+Status ForEachBlock(int64_t elements, Body body) {
+  for (int64_t begin = 0; begin < elements; begin += kMergeBlockElements) {
+    STOCKPOT_RETURN_IF_ERROR(body(Block{begin, std::min(kMergeBlockElements, elements - begin)}));
+  }
+  return OkStatus();
+}
+
+template <DType kType>
+void Widen(const std::byte* bytes, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = LoadWeight(bytes, kType, i);
+}
+
+// Reads blocks of tensors as float32.
+class BlockReader {
+ public:
+  // Good until the next call.
+  Result<const float*> Read(const TensorSource& source, const std::string& name, Block block) {
+    const DType dtype = source.Find(name)->dtype;
+    const int64_t size = DTypeSize(dtype);
+    const std::span bytes(bytes_.Reserve(block.n * size), static_cast<size_t>(block.n * size));
+    STOCKPOT_RETURN_IF_ERROR(source.Read(name, block.begin * size, bytes));
+    float* values = values_.Reserve(block.n);
+    if (dtype == DType::kF32) Widen<DType::kF32>(bytes.data(), block.n, values);
+    if (dtype == DType::kF16) Widen<DType::kF16>(bytes.data(), block.n, values);
+    if (dtype == DType::kBF16) Widen<DType::kBF16>(bytes.data(), block.n, values);
+    return static_cast<const float*>(values);
+  }
+
+ private:
+  AlignedBuffer<std::byte> bytes_;
+  AlignedBuffer<float> values_;
+};
+
+template <DType kType>
+void Round(const double* values, int64_t n, std::byte* out) {
+  for (int64_t i = 0; i < n; ++i) StoreWeight(values[i], kType, out, i);
+}
+
+// Rounds blocks of float64 once and hands them to the sink.
+class BlockWriter {
+ public:
+  BlockWriter(DType dtype, const ByteSink& sink) : dtype_(dtype), sink_(sink) {}
+
+  double* values(int64_t n) { return values_.Reserve(n); }  // for the next Write
+
+  // InvalidArgument: one of values() is not finite.
+  Status Write(int64_t n) {
+    const double* values = values_.data();
+    double poison = 0;  // NaN from the first value that is not finite
+    for (int64_t i = 0; i < n; ++i) poison += values[i] * 0;
+    if (poison != 0 || std::isnan(poison)) return InvalidArgument("a value is NaN or infinite");
+    const int64_t size = n * DTypeSize(dtype_);
+    std::byte* bytes = bytes_.Reserve(size);
+    if (dtype_ == DType::kF32) Round<DType::kF32>(values, n, bytes);
+    if (dtype_ == DType::kF16) Round<DType::kF16>(values, n, bytes);
+    if (dtype_ == DType::kBF16) Round<DType::kBF16>(values, n, bytes);
+    return sink_(std::span<const std::byte>(bytes, static_cast<size_t>(size)));
+  }
+
+ private:
+  const DType dtype_;
+  const ByteSink& sink_;
+  AlignedBuffer<double> values_;
+  AlignedBuffer<std::byte> bytes_;
+};
+
+// sum of weight * W_i over the sum of the weights, in float64. The sum does not begin with 0, so
+// that -0 stays -0.
+Status MeanOf(const std::vector<const TensorSource*>& parents, std::span<const double> weights,
+              const std::string& name, Block block, BlockReader& reader, double* out) {
+  double total = 0;
+  for (size_t p = 0; p < parents.size(); ++p) {
+    const double weight = weights.empty() ? 1 : weights[p];
+    total += weight;
+    STOCKPOT_ASSIGN_OR_RETURN(const float* values, reader.Read(*parents[p], name, block));
+    if (p == 0) {
+      for (int64_t i = 0; i < block.n; ++i) out[i] = weight * values[i];
+    } else {
+      for (int64_t i = 0; i < block.n; ++i) out[i] += weight * values[i];
+    }
+  }
+  for (int64_t i = 0; i < block.n; ++i) out[i] /= total;
+  return OkStatus();
+}
+
+// W - W_base in float32, of one block.
+Status DeltaOf(const TensorSource& parent, const TensorSource& base, const std::string& name,
+               Block block, BlockReader& reader, float* out) {
+  STOCKPOT_ASSIGN_OR_RETURN(const float* values, reader.Read(parent, name, block));
+  std::copy_n(values, block.n, out);
+  STOCKPOT_ASSIGN_OR_RETURN(const float* origin, reader.Read(base, name, block));
+  for (int64_t i = 0; i < block.n; ++i) out[i] -= origin[i];
+  return OkStatus();
+}
+
+// Writes W_base + delta.
+Status WriteMoved(const TensorSource& base, const TensorInfo& tensor, const float* delta,
+                  const ByteSink& sink) {
+  BlockReader reader;
+  BlockWriter writer(tensor.dtype, sink);
+  return ForEachBlock(tensor.elements(), [&](Block block) -> Status {
+    STOCKPOT_ASSIGN_OR_RETURN(const float* origin, reader.Read(base, tensor.name, block));
+    double* out = writer.values(block.n);
+    for (int64_t i = 0; i < block.n; ++i) {
+      out[i] = static_cast<double>(origin[i]) + delta[block.begin + i];
+    }
+    return writer.Write(block.n);
+  });
+}
+
+// A tensor of two dimensions or more as a matrix [first dimension, rest].
+int64_t Rows(const TensorInfo& tensor) { return tensor.shape[0]; }
+int64_t Cols(const TensorInfo& tensor) { return tensor.elements() / tensor.shape[0]; }
+
+}  // namespace
+
+TensorMerger::TensorMerger(const TensorSource& base, std::vector<const TensorSource*> parents,
+                           const ModelStructure& structure, const MergeOptions& options)
+    : base_(base), parents_(std::move(parents)), structure_(structure), options_(options) {}
+
+bool TensorMerger::UsesBase(const TensorInfo& tensor) const {
+  const size_t dimensions = tensor.shape.size();
+  if (dimensions < 2 || tensor.elements() == 0) return false;
+  switch (options_.method) {
+    case MergeMethod::kMean:
+      return false;
+    case MergeMethod::kModelStock:
+      return true;
+    case MergeMethod::kMonoSoup:
+    case MergeMethod::kMonoSoupSpectral:
+      break;
+  }
+  return (dimensions == 2 || options_.method == MergeMethod::kMonoSoupSpectral) &&
+         structure_.RoleOf(tensor.name, tensor.shape) != TensorRole::kTable;
+}
+
+bool TensorMerger::IsDecomposed(const TensorInfo& tensor) const {
+  return options_.method != MergeMethod::kModelStock && UsesBase(tensor);
+}
+
+// Two deltas, a float64 copy of one and its projection; the Gram matrix, its vectors and LAPACK's
+// workspace.
+int64_t TensorMerger::MatrixBytes(const TensorInfo& tensor) const {
+  const int64_t side = std::min(Rows(tensor), Cols(tensor));
+  return (2 * 4 + 2 * 8) * tensor.elements() + 4 * 8 * side * side;
+}
+
+Status TensorMerger::CheckTypes(const TensorInfo& tensor) const {
+  for (const TensorSource* parent : parents_) {
+    const DType dtype = parent->Find(tensor.name)->dtype;
+    if (IsWeightDType(dtype)) continue;
+    return InvalidArgument("differs between the parents, and " + std::string(DTypeName(dtype)) +
+                           " is not F32, F16 or BF16");
+  }
+  if (!UsesBase(tensor)) return OkStatus();
+  const TensorInfo* base = base_.Find(tensor.name);
+  if (base == nullptr) return InvalidArgument("is not in the base");
+  if (!IsWeightDType(base->dtype)) return InvalidArgument("the base's is not F32, F16 or BF16");
+  if (base->shape != tensor.shape) {
+    return InvalidArgument("shape " + ShapeText(tensor.shape) + ", the base's is " +
+                           ShapeText(base->shape));
+  }
+  return OkStatus();
+}
+
+Result<MergedTensorReport> TensorMerger::Merge(const TensorInfo& tensor,
+                                               const ByteSink& sink) const {
+  STOCKPOT_RETURN_IF_ERROR(CheckTypes(tensor));
+  if (UsesBase(tensor)) {
+    if (options_.method == MergeMethod::kMonoSoup) return MergeDeltas(tensor, sink);
+    if (options_.method == MergeMethod::kMonoSoupSpectral) return MergeSpectrally(tensor, sink);
+    return ModelStock(tensor, sink);
+  }
+  STOCKPOT_RETURN_IF_ERROR(Mean(tensor, sink));
+  return MergedTensorReport{};
+}
+
+Status TensorMerger::Mean(const TensorInfo& tensor, const ByteSink& sink) const {
+  BlockReader reader;
+  BlockWriter writer(tensor.dtype, sink);
+  return ForEachBlock(tensor.elements(), [&](Block block) -> Status {
+    STOCKPOT_RETURN_IF_ERROR(
+        MeanOf(parents_, options_.weights, tensor.name, block, reader, writer.values(block.n)));
+    return writer.Write(block.n);
+  });
+}
+
+Result<MergedTensorReport> TensorMerger::MergeDeltas(const TensorInfo& tensor,
+                                                     const ByteSink& sink) const {
+  const int64_t n = tensor.elements();
+  AlignedBuffer<float> sum_buffer, delta_buffer;
+  float* sum = sum_buffer.Reserve(n);
+  MergedTensorReport report;
+  bool unchanged = true;
+  for (size_t p = 0; p < parents_.size(); ++p) {
+    float* delta = p == 0 ? sum : delta_buffer.Reserve(n);
+    BlockReader reader;
+    STOCKPOT_RETURN_IF_ERROR(ForEachBlock(n, [&](Block block) {
+      return DeltaOf(*parents_[p], base_, tensor.name, block, reader, delta + block.begin);
+    }));
+    STOCKPOT_ASSIGN_OR_RETURN(report.matrices.emplace_back(),
+                              TruncateDelta(Rows(tensor), Cols(tensor), options_, delta));
+    unchanged = unchanged && report.matrices.back().unchanged;
+    if (p == 0) continue;
+    for (int64_t i = 0; i < n; ++i) sum[i] += delta[i];
+  }
+  // The mean of the W_i, exact in float64: one checkpoint comes back bit for bit.
+  if (unchanged) {
+    STOCKPOT_RETURN_IF_ERROR(Mean(tensor, sink));
+    return report;
+  }
+  const auto count = static_cast<float>(parents_.size());
+  for (int64_t i = 0; i < n; ++i) sum[i] /= count;
+  STOCKPOT_RETURN_IF_ERROR(WriteMoved(base_, tensor, sum, sink));
+  return report;
+}
+
+Result<MergedTensorReport> TensorMerger::MergeSpectrally(const TensorInfo& tensor,
+                                                         const ByteSink& sink) const {
+  const int64_t n = tensor.elements();
+  AlignedBuffer<float> delta_buffer;
+  AlignedBuffer<double> mean_buffer;
+  BlockReader reader;
+  float* delta = delta_buffer.Reserve(n);
+  double base_energy = 0;
+  const Status read = ForEachBlock(n, [&](Block block) -> Status {
+    double* mean = mean_buffer.Reserve(block.n);
+    STOCKPOT_RETURN_IF_ERROR(MeanOf(parents_, {}, tensor.name, block, reader, mean));
+    STOCKPOT_ASSIGN_OR_RETURN(const float* origin, reader.Read(base_, tensor.name, block));
+    for (int64_t i = 0; i < block.n; ++i) {
+      delta[block.begin + i] = static_cast<float>(mean[i] - origin[i]);
+      base_energy += static_cast<double>(origin[i]) * origin[i];
+    }
+    return OkStatus();
+  });
+  STOCKPOT_RETURN_IF_ERROR(read);
+  MergedTensorReport report;
+  STOCKPOT_ASSIGN_OR_RETURN(
+      report.matrices.emplace_back(),
+      ReweightDelta(Rows(tensor), Cols(tensor), options_.spectral, std::sqrt(base_energy), delta));
+  STOCKPOT_RETURN_IF_ERROR(report.matrices[0].unchanged ? Mean(tensor, sink)
+                                                        : WriteMoved(base_, tensor, delta, sink));
+  return report;
+}
+
+// ||W_i - W_base||_F^2 of each parent.
+Result<std::vector<double>> TensorMerger::DeltaEnergies(const TensorInfo& tensor) const {
+  std::vector<double> energies(parents_.size());
+  BlockReader reader;
+  AlignedBuffer<float> delta_buffer;
+  const Status read = ForEachBlock(tensor.elements(), [&](Block block) -> Status {
+    float* delta = delta_buffer.Reserve(block.n);
+    for (size_t p = 0; p < parents_.size(); ++p) {
+      STOCKPOT_RETURN_IF_ERROR(DeltaOf(*parents_[p], base_, tensor.name, block, reader, delta));
+      for (int64_t i = 0; i < block.n; ++i) energies[p] += static_cast<double>(delta[i]) * delta[i];
+    }
+    return OkStatus();
+  });
+  STOCKPOT_RETURN_IF_ERROR(read);
+  return energies;
+}
+
+// From the sum of the unit deltas u_i: ||sum u_i||^2 is the number of deltas that are not zero plus
+// twice the sum of the pairs' cosines.
+Result<double> TensorMerger::MeanCosine(const TensorInfo& tensor) const {
+  if (parents_.size() == 1) return 1.0;
+  STOCKPOT_ASSIGN_OR_RETURN(const std::vector<double> energies, DeltaEnergies(tensor));
+  BlockReader reader;
+  AlignedBuffer<float> delta_buffer;
+  AlignedBuffer<double> sum_buffer;
+  double energy = 0;
+  const Status read = ForEachBlock(tensor.elements(), [&](Block block) -> Status {
+    float* delta = delta_buffer.Reserve(block.n);
+    double* sum = sum_buffer.Reserve(block.n);
+    std::fill_n(sum, block.n, 0.0);
+    for (size_t p = 0; p < parents_.size(); ++p) {
+      if (energies[p] == 0) continue;
+      STOCKPOT_RETURN_IF_ERROR(DeltaOf(*parents_[p], base_, tensor.name, block, reader, delta));
+      const double scale = 1 / std::sqrt(energies[p]);
+      for (int64_t i = 0; i < block.n; ++i) sum[i] += scale * delta[i];
+    }
+    for (int64_t i = 0; i < block.n; ++i) energy += sum[i] * sum[i];
+    return OkStatus();
+  });
+  STOCKPOT_RETURN_IF_ERROR(read);
+  const auto moved =
+      std::count_if(energies.begin(), energies.end(), [](double e) { return e != 0; });
+  const auto k = static_cast<double>(parents_.size());
+  return (energy - static_cast<double>(moved)) / (k * (k - 1));
+}
+
+Result<MergedTensorReport> TensorMerger::ModelStock(const TensorInfo& tensor,
+                                                    const ByteSink& sink) const {
+  STOCKPOT_ASSIGN_OR_RETURN(const double cosine, MeanCosine(tensor));
+  const auto k = static_cast<double>(parents_.size());
+  const double t = cosine <= 0 ? 0 : std::min(1.0, k * cosine / (1 + (k - 1) * cosine));
+  BlockReader reader;
+  BlockWriter writer(tensor.dtype, sink);
+  const Status written = ForEachBlock(tensor.elements(), [&](Block block) -> Status {
+    double* out = writer.values(block.n);
+    STOCKPOT_RETURN_IF_ERROR(MeanOf(parents_, {}, tensor.name, block, reader, out));
+    STOCKPOT_ASSIGN_OR_RETURN(const float* origin, reader.Read(base_, tensor.name, block));
+    if (t < 1) {
+      for (int64_t i = 0; i < block.n; ++i) out[i] = t * out[i] + (1 - t) * origin[i];
+    }
+    return writer.Write(block.n);
+  });
+  STOCKPOT_RETURN_IF_ERROR(written);
+  return MergedTensorReport{.matrices = {}, .facts = {{"cosine", cosine}, {"t", t}}};
+}
+
+}  // namespace stockpot
