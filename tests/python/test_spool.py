@@ -7,6 +7,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,11 +16,11 @@ import stockpot
 import torch
 from safetensors.torch import load_file
 from stockpot import CheckpointHook, Client, ErrorCode, RunConfig, StockpotError
-from stockpot.sharding import Place
+from stockpot.sharding import Box, Piece, Place
 from stockpot.spool import Contents, Spool
 from stockpot.staging import CopyThreads, Layout, StagingBuffer
 
-from tests.daemon import Daemon, free_port
+from tests.daemon import Daemon, bin_dir, free_port
 from tests.python.conftest import REPOSITORY, poll
 from tests.python.test_hook import noisy, same_bits
 
@@ -74,7 +75,8 @@ def test_an_entry_is_what_the_document_says(tmp_path: Path) -> None:
         if not slot.alias_of:
             expected = tensors[slot.name].contiguous().flatten().view(torch.uint8).numpy()
             assert bytes(entry.contents.bytes_of[slot.key]) == expected.tobytes()
-    spool.remove(entry)
+    entry.close()
+    spool.remove(entry.folder)
     assert spool.first() is None and spool.size() == 0
     assert [path.name for path in folder.parent.iterdir()] == ["LOCK"]
 
@@ -102,7 +104,8 @@ def test_ranks_of_another_world_are_taken_over(tmp_path: Path) -> None:
         seen = []
         while (entry := spool.first()) is not None:
             seen.append(entry.contents.step)
-            spool.remove(entry)
+            entry.close()
+            spool.remove(entry.folder)
         assert seen == steps
 
 
@@ -204,6 +207,120 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert [entry.step.step for entry in client.lineage.log("r")] == [1, 2, 3, 4]
         stored = stockpot.load(client, "r@2")
         assert all(same_bits(stored[n], v) for n, v in noisy(weights, 2).items())
+
+
+def rank_pieces(step: int, rank: int, world: int) -> list[Piece]:
+    """What tests/unit/hooks/hook_rank.cc saves: rows of two matrices, a group a rank, a tie."""
+    first, last = rank * 7 // world, (rank + 1) * 7 // world
+    rows = (1000 * step + torch.arange(21.0)).view(7, 3)[first:last]
+    box = Box((first, 0), (last - first, 3))
+    pieces = [Piece("rows", rows, (7, 3), box),
+              Piece("optimizer/rows/exp_avg", -rows, (7, 3), box, "optimizer"),
+              Piece(f"loader/rank-{rank}", torch.tensor([rank]), (1,), Box.whole((1,)), "loader")]
+    if rank == 0:
+        whole = torch.tensor([float(step), -float(step)])
+        pieces += [Piece("whole", whole, (2,), Box.whole((2,))),
+                   Piece("tied", whole, (2,), Box.whole((2,)), alias_of="whole")]
+    return pieces
+
+
+def spool_rank(root: Path, step: int, rank: int, world: int) -> None:
+    """Leaves one rank's part of a step in the spool, as a Python hook does."""
+    spool = Spool(root, "r", Place(rank, world), 1 << 30)
+    pieces = rank_pieces(step, rank, world)
+    layout = Layout.plan(pieces, None)
+    buffer = StagingBuffer(layout.size, pinned=False)
+    threads = CopyThreads(1)
+    buffer.fill(layout, pieces, threads)
+    threads.stop()
+    contents = Contents(step, layout, {slot.key: buffer.view(slot) for slot in layout.slots},
+                        {"config.json": b"{}"} if rank == 0 else {}, {"loss": 1 / step},
+                        Place(rank, world), "python")
+    spool.add(contents, HEADER | {"base": "tiny"})
+    spool.close()
+
+
+def hook_rank(address: str, root: Path, rank: int, world: int, *steps: int) -> None:
+    """One rank in C++; without steps it sends what is in the spool."""
+    command = [bin_dir() / "hook_rank", address, root, str(rank), str(world), *map(str, steps)]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def assert_ranks_stored(address: str, step: int, world: int) -> None:
+    rows = (1000 * step + torch.arange(21.0)).view(7, 3)
+    whole = torch.tensor([float(step), -float(step)])
+    with Client(address) as client:
+        stored = stockpot.load(client, f"r@{step}")
+        assert stored.keys() == {"rows", "whole", "tied"}
+        assert torch.equal(stored["rows"], rows) and torch.equal(stored["whole"], whole)
+        assert torch.equal(stored["tied"], whole)
+        moments = stockpot.load(client, f"r@{step}.optimizer")
+        assert moments.keys() == {"optimizer/rows/exp_avg"}
+        assert torch.equal(moments["optimizer/rows/exp_avg"], -rows)
+        loaders = stockpot.load(client, f"r@{step}.loader")
+        assert {name: int(value) for name, value in loaders.items()} == {
+            f"loader/rank-{rank}": rank for rank in range(world)}
+        (entry,) = [e for e in client.lineage.log("r") if e.step.step == step]
+        assert entry.step.metrics == {"loss": 1 / step}
+
+
+def test_what_ranks_in_cpp_left_is_sent(daemon: Daemon, tmp_path: Path) -> None:
+    """Shards, groups and ties; one process takes over what three ranks of another world wrote."""
+    daemon.kill()
+    for rank in range(3):
+        hook_rank(daemon.thrift, tmp_path / "spool", rank, 3, 1, 2)
+    daemon.start()
+    with make_hook(daemon.thrift, tmp_path / "spool") as hook:
+        poll(lambda: hook.stats.committed == 6, 60)
+        assert hook.progress().spooled == 0 and hook.stats.failed == 0
+    for step in (1, 2):
+        assert_ranks_stored(daemon.thrift, step, 3)
+
+
+def test_ranks_in_cpp_send_what_was_left(daemon: Daemon, tmp_path: Path) -> None:
+    """The other way round, into a world of one and into the same world."""
+    for world in (1, 2):
+        root = tmp_path / str(world)
+        for rank in range(2):
+            spool_rank(root, world, rank, 2)
+        senders = [threading.Thread(target=hook_rank, args=(daemon.thrift, root, rank, world))
+                   for rank in range(world)]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join()
+        assert_ranks_stored(daemon.thrift, world, 2)
+
+
+def test_a_part_stays_until_the_others_are_in(daemon: Daemon, tmp_path: Path) -> None:
+    """Also if the daemon forgets it in between: what was sent is not yet a checkpoint."""
+    root = tmp_path / "spool"
+    spool_rank(root, 1, 0, 2)
+    folder = root / "r/rank-0-of-2/step-000000000001"
+    with make_hook(daemon.thrift, root) as hook:
+        with Client(daemon.thrift) as client:
+            poll(lambda: client.control.status().gatherings, 60)
+        assert folder.is_dir() and hook.progress().spooled == 1
+        daemon.kill()
+        daemon.start()
+        spool_rank(tmp_path / "other", 1, 1, 2)
+        hook_rank(daemon.thrift, tmp_path / "other", 1, 2)
+        poll(lambda: hook.stats.committed == 1, 60)
+        poll(lambda: not folder.exists(), 10)
+    assert_ranks_stored(daemon.thrift, 1, 2)
+
+
+def test_a_refused_entry_is_kept_aside(daemon: Daemon, tmp_path: Path) -> None:
+    """The step has another checkpoint: a person decides."""
+    with make_hook(daemon.thrift, tmp_path / "first") as hook:
+        assert hook.on_step(1, {"x": torch.ones(3)}) and hook.flush(60)
+    spool = Spool(tmp_path / "second", "r", Place(), 1 << 30)
+    spool.add(contents_of(1, {"x": torch.zeros(3)}), HEADER | {"base": "tiny"})
+    spool.close()
+    with make_hook(daemon.thrift, tmp_path / "second") as hook:
+        poll(lambda: hook.stats.failed == 1, 60)
+    assert (tmp_path / "second/r/rank-0-of-1/refused-step-000000000001").is_dir()
 
 
 def test_close_keeps_what_could_not_be_sent(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ class Spool:
                 shutil.rmtree(leftover, ignore_errors=True)
         self._guard = threading.Lock()
         self._sizes = {entry: _size_of(entry) for entry in self._entries()}  # guarded by _guard
+        self._held: set[Path] = set()  # likewise; sent, and other ranks' parts are awaited
 
     def size(self) -> int:
         """Bytes of the entries that wait."""
@@ -106,9 +107,14 @@ class Spool:
             return sum(self._sizes.values())
 
     def count(self) -> int:
-        """Entries that wait."""
+        """Entries that wait, to be sent or for other ranks' parts."""
         with self._guard:
             return len(self._sizes)
+
+    def unsent(self) -> int:
+        """Entries that wait to be sent."""
+        with self._guard:
+            return len(self._sizes.keys() - self._held)
 
     def add(self, contents: Contents, header: Mapping[str, Any]) -> None:
         """Makes a checkpoint durable here. `header`: run, base, config and tags of the manifest.
@@ -140,34 +146,47 @@ class Spool:
             self._sizes[final] = _size_of(final)
 
     def first(self) -> Entry | None:
-        """The oldest entry, every byte of it verified; None: there is none.
+        """The oldest entry that is to be sent, every byte of it verified; None: there is none.
 
         Raises:
             StockpotError: CORRUPTION names an entry that is damaged. It is set aside, and the next
                 call gives the one behind it.
         """
         with self._guard:
-            folders = sorted(self._sizes, key=lambda folder: folder.name)
+            folders = sorted(self._sizes.keys() - self._held,
+                             key=lambda folder: (folder.name, folder))
         if not folders:
             return None
         try:
             return _read_entry(folders[0])
         except (StockpotError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            aside = folders[0].with_name(f"damaged-{folders[0].name}")
-            self._forget(folders[0])
-            shutil.rmtree(aside, ignore_errors=True)
-            folders[0].rename(aside)
+            aside = self.set_aside(folders[0], "damaged")
             raise StockpotError(
                 ErrorCode.CORRUPTION, f"the spooled checkpoint {folders[0]} is damaged ({error}); "
                 f"it is kept as {aside.name}") from error
 
-    def remove(self, entry: Entry) -> None:
-        """The entry was acknowledged, or refused for good."""
-        entry.close()
-        gone = entry.folder.with_name(f".gone-{entry.folder.name}")
-        entry.folder.rename(gone)
-        self._forget(entry.folder)
+    def hold(self, folder: Path, is_held: bool = True) -> None:
+        """An entry that is held stays, and first() does not give it."""
+        with self._guard:
+            if is_held:
+                self._held.add(folder)
+            else:
+                self._held.discard(folder)
+
+    def remove(self, folder: Path) -> None:
+        """The entry was acknowledged."""
+        gone = folder.with_name(f".gone-{folder.name}")
+        folder.rename(gone)
+        self._forget(folder)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def set_aside(self, folder: Path, prefix: str) -> Path:
+        """The entry cannot be sent; it is kept under another name, for a person to look at."""
+        aside = folder.with_name(f"{prefix}-{folder.name}")
+        self._forget(folder)
+        shutil.rmtree(aside, ignore_errors=True)  # of the same step, once before
+        folder.rename(aside)
+        return aside
 
     def close(self) -> None:
         """Gives ownership back."""
@@ -178,6 +197,7 @@ class Spool:
     def _forget(self, folder: Path) -> None:
         with self._guard:
             self._sizes.pop(folder, None)
+            self._held.discard(folder)
 
     def _entries(self) -> Iterator[Path]:
         for folder in self._folders:

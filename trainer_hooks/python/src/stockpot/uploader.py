@@ -9,7 +9,8 @@ a new session; chunks that arrived are not sent again. With a spool, a save that
 goes to disk instead, and everything is sent in the order of its steps when the daemon is back.
 
 Where several ranks make one checkpoint, a save is committed when the last rank's part is in. This
-rank's part waits for that only while there is nothing else to send; it is asked after later.
+rank's part waits for that only while there is nothing else to send; it is asked after later. What
+came from the spool stays there until then.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from stockpot.client import Client
 from stockpot.connection import Security
@@ -92,6 +94,15 @@ class ReportJob:
     by: str
 
 
+@dataclass(frozen=True)
+class Gather:
+    """A part that was sent, of a checkpoint whose other parts are awaited."""
+
+    step: int
+    key: StepKey
+    spooled: Path | None  # its entry in the spool
+
+
 class Uploader:
     """Takes jobs in order and finishes each. Any thread may call."""
 
@@ -110,7 +121,7 @@ class Uploader:
         self._spool_delay_s = FIRST_RETRY_S
         self._spool_due = 0.0  # monotonic: when sending what is spooled is tried next
         self._deferred: deque[ReportJob] = deque()  # of steps that are still in the spool
-        self._gathers: deque[tuple[int, StepKey]] = deque()  # other ranks' parts are awaited
+        self._gathers: deque[Gather] = deque()  # other ranks' parts are awaited
 
         self._changed = threading.Condition()
         self._jobs: deque[SaveJob | ReportJob] = deque()  # guarded by _changed, as all below
@@ -266,7 +277,7 @@ class Uploader:
         """How long there is nothing to do but wait for jobs. None: for ever."""
         if self._gathers:
             return 0.0
-        if self._deferred or (self._spool is not None and self._spool.count()):
+        if self._deferred or (self._spool is not None and self._spool.unsent()):
             return max(0.0, self._spool_due - time.monotonic())
         return None
 
@@ -350,11 +361,15 @@ class Uploader:
         Raises a retryable StockpotError if something is left in it.
         """
         spool = self._spool
-        if spool is None or not spool.count():
+        if spool is None or not spool.unsent():
             return
         if time.monotonic() < self._spool_due:
             raise StockpotError(ErrorCode.UNAVAILABLE, "older checkpoints wait in the spool")
-        while spool.count() and not self._is_stopping():
+        while spool.unsent() and not self._is_stopping():
+            if len(self._gathers) >= MAX_GATHERS:
+                self._put_off_spool()
+                raise StockpotError(ErrorCode.UNAVAILABLE,
+                                    f"the other ranks are {MAX_GATHERS} checkpoints behind")
             try:
                 entry = spool.first()
             except StockpotError as error:  # a damaged one, set aside
@@ -363,14 +378,18 @@ class Uploader:
             if entry is None:
                 break
             try:
-                self._save(SaveJob(entry.contents, None))
+                is_complete = self._save(SaveJob(entry.contents, None), entry.folder)
             except StockpotError as error:
+                entry.close()
                 if error.retryable:
-                    entry.close()
                     self._put_off_spool()
                     raise
                 self.give_up(error, f"step {entry.contents.step} is not stored")
-            spool.remove(entry)
+                spool.set_aside(entry.folder, "refused")
+                continue
+            entry.close()
+            if is_complete:
+                spool.remove(entry.folder)
         self._spool_delay_s = FIRST_RETRY_S
 
     def _put_off_spool(self) -> None:
@@ -402,14 +421,15 @@ class Uploader:
 
     # --- one save ---
 
-    def _save(self, job: SaveJob) -> None:
+    def _save(self, job: SaveJob, spooled: Path | None = None) -> bool:
+        """`spooled`: the job's entry in the spool. False: other ranks' parts are awaited."""
         if not self._run_confirmed:
             target = self._target
             self._client.create_run(target.run, target.base, target.config, target.tags)
             self._run_confirmed = True
         self._meter.begin(job.step, job.total_bytes())
         try:
-            artifact = self._upload(job)
+            artifact = self._upload(job, spooled)
         except StockpotError as error:
             if error.code == ErrorCode.NOT_FOUND:  # the daemon came back without our session
                 self._run_confirmed = False
@@ -422,10 +442,12 @@ class Uploader:
                 raise
         finally:
             self._meter.end()
-        if artifact is not None:
-            self._succeeded(job.step, artifact)
+        if artifact is None:
+            return False
+        self._succeeded(job.step, artifact)
+        return True
 
-    def _upload(self, job: SaveJob) -> str | None:
+    def _upload(self, job: SaveJob, spooled: Path | None) -> str | None:
         """The artifact in hex; None: this rank's part is there, others are awaited elsewhere."""
         contents = job.contents
         resumed_from = bytes.fromhex(contents.resumed_from) or None
@@ -437,12 +459,12 @@ class Uploader:
         if reply.complete:
             return str(reply.artifact.hex())
         key = StepKey(self._target.run, job.step, contents.place.world, contents.attempt)
-        return self._await_ranks(job.step, key)
+        return self._await_ranks(Gather(job.step, key, spooled))
 
-    def _await_ranks(self, step: int, key: StepKey) -> str | None:
+    def _await_ranks(self, gather: Gather) -> str | None:
         """Waits for the other ranks as long as there is nothing else to send."""
-        while True:
-            state = self._client.step_state(key, int(GATHER_POLL_S * 1000))
+        while gather.spooled is None:
+            state = self._client.step_state(gather.key, int(GATHER_POLL_S * 1000))
             if state.state == GatherState.COMPLETE:
                 return str(state.artifact.hex())
             if state.state == GatherState.FAILED:
@@ -450,9 +472,12 @@ class Uploader:
             with self._changed:
                 if self._jobs or self._stopping:
                     break
-        self._gathers.append((step, key))
+        if gather.spooled is not None and self._spool is not None:
+            self._spool.hold(gather.spooled)
+        self._gathers.append(gather)
         if len(self._gathers) > MAX_GATHERS:
-            self._gathers.popleft()
+            self._end_gather(self._gathers.popleft(), StockpotError(
+                ErrorCode.UNAVAILABLE, f"the other ranks are over {MAX_GATHERS} steps behind"))
         return None
 
     def _ask_after_gathers(self) -> None:
@@ -463,25 +488,33 @@ class Uploader:
                 if self._stopping:
                     return
                 timeout_ms = 0 if self._jobs else timeout_ms
-            step, key = self._gathers.popleft()
+            gather = self._gathers.popleft()
             try:
-                state = self._client.step_state(key, timeout_ms)
+                state = self._client.step_state(gather.key, timeout_ms)
             except StockpotError as error:
-                if error.retryable:
-                    self._gathers.append((step, key))
+                if error.code == ErrorCode.NOT_FOUND and gather.spooled and self._spool:
+                    self._spool.hold(gather.spooled, False)  # the daemon restarted: send it again
+                elif error.retryable:
+                    self._gathers.append(gather)
                     self.report_failure("upload", error, "trying again")
                     self._wait_for_stop(FIRST_RETRY_S)
                 else:
-                    self.give_up(error, f"step {step} is not stored")
+                    self._end_gather(gather, error)
                 continue
             if state.state == GatherState.COMPLETE:
-                self._succeeded(step, state.artifact.hex())
+                self._succeeded(gather.step, state.artifact.hex())
+                if gather.spooled and self._spool:
+                    self._spool.remove(gather.spooled)
             elif state.state == GatherState.FAILED:
-                failed = StockpotError(ErrorCode.UNAVAILABLE, state.why, False)
-                self.give_up(failed, f"step {step} is not stored")
+                self._end_gather(gather, StockpotError(ErrorCode.UNAVAILABLE, state.why, False))
             else:
-                self._gathers.append((step, key))
+                self._gathers.append(gather)
             timeout_ms = 0
+
+    def _end_gather(self, gather: Gather, error: StockpotError) -> None:
+        self.give_up(error, f"step {gather.step} is not stored")
+        if gather.spooled and self._spool:
+            self._spool.set_aside(gather.spooled, "refused")
 
     def _note_sent(self, size: int) -> None:
         self._meter.sent(size)
