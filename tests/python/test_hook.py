@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from stockpot import CheckpointHook, Client, ErrorCode, RunConfig, StockpotError
 from stockpot.hook import read_files
 
+from tests.counting_proxy import CountingProxy
 from tests.daemon import Daemon
 from tests.python.conftest import poll
 
@@ -201,6 +202,30 @@ def test_unchanged_bytes_do_not_travel(daemon: Daemon, tiny_base: Path) -> None:
         assert hook.flush(60)
         assert hook.stats.sent_bytes == first + 4 * MIB
     assert hook.stats.committed == 3
+
+
+def test_an_unchanged_checkpoint_moves_nothing_worth_naming(daemon: Daemon, tiny_base: Path
+                                                            ) -> None:
+    """Under 1 % of its bytes pass on the wire, counted outside of both ends, or grow on disk."""
+    tensors = {f"t{index}": torch.randn(MIB // 4) for index in range(32)}  # as many chunks
+    total = 32 * MIB
+
+    def on_disk() -> int:
+        return sum(path.stat().st_size for path in daemon.data.rglob("*") if path.is_file())
+
+    proxy = CountingProxy(daemon.thrift)
+    with CheckpointHook(proxy.address, run="r", base="tiny", every=1, files=tiny_base,
+                        config=QUIET, when_full="wait") as hook:
+        moved = []
+        for step in (1, 2, 3):
+            before = proxy.passed_bytes, on_disk()
+            assert hook.on_step(step, tensors) and hook.flush(60)
+            moved.append((proxy.passed_bytes - before[0], on_disk() - before[1]))
+        assert hook.stats.committed == 3, hook.stats
+    proxy.close()
+    assert moved[0][0] > total and moved[0][1] > 0.9 * total, "the first time all of it does"
+    for wire, disk in moved[1:]:
+        assert wire < total / 100 and disk < total / 100, moved
 
 
 def test_more_than_300_mib_over_one_connection(daemon: Daemon, client: Client, tiny_base: Path
