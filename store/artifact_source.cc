@@ -24,7 +24,7 @@ class ArtifactSource : public TensorSource {
   Status Open(const Digest& artifact) {
     STOCKPOT_ASSIGN_OR_RETURN(lease_, store_.Lease(artifact));
     STOCKPOT_ASSIGN_OR_RETURN(manifest_, store_.GetManifest(artifact));
-    if (manifest_.base) {
+    if (manifest_.base && manifest_.kind != ArtifactKind::kAdapter) {
       STOCKPOT_ASSIGN_OR_RETURN(base_, store_.GetManifest(*manifest_.base));
     }
     located_.reserve(manifest_.tensors.size());

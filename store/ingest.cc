@@ -49,11 +49,16 @@ Status CheckRequest(const CheckpointStore& store, const SessionRequest& request)
           "them and another one after a restart of the job");
     }
     STOCKPOT_RETURN_IF_ERROR(store.GetRun(request.run).status());
-  } else if (request.kind != ArtifactKind::kBase) {
-    return InvalidArgument("a session takes a checkpoint or a base, not a " +
+  } else if (request.kind != ArtifactKind::kBase && request.kind != ArtifactKind::kAdapter) {
+    return InvalidArgument("a session takes a checkpoint, a base or an adapter, not a " +
                            std::string(ArtifactKindName(request.kind)));
   } else if (request.step != -1 || request.resumed_from || request.world > 1) {
-    return InvalidArgument("a base has no step, one rank, and resumes from nothing");
+    return InvalidArgument("a base or an adapter has no step, one rank, and resumes from nothing");
+  }
+  if (request.kind == ArtifactKind::kAdapter) {
+    STOCKPOT_RETURN_IF_ERROR(ResolveBase(store, request.base).status());
+  } else if (!request.base.empty()) {
+    return InvalidArgument("only an adapter says its base: a checkpoint has its run's");
   }
   if (request.resumed_from && !store.HasArtifact(*request.resumed_from) &&
       !store.WasPurged(*request.resumed_from)) {
@@ -65,8 +70,20 @@ Status CheckRequest(const CheckpointStore& store, const SessionRequest& request)
 }  // namespace
 
 std::string SubjectOf(const SessionRequest& request) {
-  return request.kind == ArtifactKind::kBase ? "base " + request.run
-                                             : request.run + "@" + std::to_string(request.step);
+  if (request.kind == ArtifactKind::kCheckpoint) {
+    return request.run + "@" + std::to_string(request.step);
+  }
+  return std::string(ArtifactKindName(request.kind)) + " " + request.run;
+}
+
+Result<Digest> ResolveBase(const CheckpointStore& store, const std::string& name) {
+  STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store.ResolveName(name));
+  STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store.GetManifest(digest));
+  if (manifest.kind != ArtifactKind::kBase) {
+    return InvalidArgument("'" + name.substr(0, 128) + "' is a " +
+                           std::string(ArtifactKindName(manifest.kind)) + ", not a base");
+  }
+  return digest;
 }
 
 Result<Ingest::State::Call> Ingest::State::Enter(const std::string& id, bool commit) {
@@ -168,13 +185,8 @@ Result<Run> Ingest::CreateRun(const std::string& name, const std::string& base,
                            "'_', '-', at most 128, the first a letter or digit");
   }
   CheckpointStore& store = state_->store;
-  const Result<Digest> digest = store.ResolveName(base);
+  const Result<Digest> digest = ResolveBase(store, base);
   if (!digest.ok()) return digest.status().WithContext("base of run '" + name + "'");
-  STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store.GetManifest(*digest));
-  if (manifest.kind != ArtifactKind::kBase) {
-    return InvalidArgument("'" + base.substr(0, 128) + "' is a " +
-                           std::string(ArtifactKindName(manifest.kind)) + ", not a base");
-  }
   std::lock_guard lock(state_->RunLock(name));
   Run run{.name = name, .base = *digest, .config = config, .tags = tags};
   run.created_ms = state_->clock();

@@ -41,13 +41,14 @@ struct IngestLimits {
 };
 
 struct SessionRequest {
-  ArtifactKind kind = ArtifactKind::kCheckpoint;  // kCheckpoint or kBase
-  std::string run;                                // checkpoint: the run; base: its name
+  ArtifactKind kind = ArtifactKind::kCheckpoint;  // kCheckpoint, kBase or kAdapter
+  std::string run;                                // checkpoint: the run; base, adapter: its name
   int64_t step = -1;                              // checkpoint: >= 0
   int32_t rank = 0;
   int32_t world = 1;  // ranks; a base has one
   std::optional<Digest> resumed_from;
   std::string attempt;  // world > 1: 1..128 printable bytes
+  std::string base;     // adapter: name or digest of the base it was trained over
 };
 
 // One try of the ranks of a job to make one checkpoint.
@@ -111,7 +112,9 @@ class Ingest {
   // metric that is not finite is dropped and named in the event's "dropped_metrics": a loss of NaN
   // must not cost the checkpoint. For a base: the artifact, the alias NAME, event "base"; a base
   // must hold config.json. Values and completeness of weights are the publish gate's to judge, not
-  // asked here. AlreadyExists: the step has another checkpoint, or the name another base. The
+  // asked here. For an adapter: the artifact, the edge adapter_of its base, the route NAME, events
+  // "adapter" and "route"; it must be one that can be served (store/lora_adapter.h), of finite
+  // values. AlreadyExists: the step has another checkpoint, or the name another base or adapter. The
   // session ends whatever the outcome, but for the retryable ones (IsRetryable): send again what
   // HaveChunks says is missing, and commit again. Committing the same content again, also through a
   // session that such a commit ended, gives the answer that is true by then.

@@ -148,6 +148,10 @@ Result<CommitReply> CommitBase(CheckpointStore& store, const SessionRequest& req
     reply.event_sequence = store.LastEvent();
     return reply;
   }
+  if (const auto route = store.GetRoute(request.run)) {
+    return AlreadyExists("the name '" + request.run + "' is served already, by artifact " +
+                         route->variant.ShortHex());
+  }
   Commit commit;
   commit.artifacts.push_back(std::move(manifest));
   commit.events.push_back(
@@ -250,8 +254,14 @@ Result<CommitReply> CommitCheckpoint(CheckpointStore& store, const SessionReques
 
 Result<CommitReply> CommitSession(CheckpointStore& store, const SessionRequest& request,
                                   const ShardCommit& shard) {
-  return request.kind == ArtifactKind::kBase ? CommitBase(store, request, shard)
-                                             : CommitCheckpoint(store, request, shard);
+  switch (request.kind) {
+    case ArtifactKind::kBase:
+      return CommitBase(store, request, shard);
+    case ArtifactKind::kAdapter:
+      return CommitAdapter(store, request, shard);
+    default:
+      return CommitCheckpoint(store, request, shard);
+  }
 }
 
 }  // namespace stockpot

@@ -12,4 +12,11 @@ namespace stockpot {
 Result<CommitReply> CommitSession(CheckpointStore& store, const SessionRequest& request,
                                   const ShardCommit& shard);
 
+// The commit of an adapter (Ingest::CommitShard).
+Result<CommitReply> CommitAdapter(CheckpointStore& store, const SessionRequest& request,
+                                  const ShardCommit& shard);
+
+// The digest of a base by its name or digest. NotFound; InvalidArgument: it is no base.
+Result<Digest> ResolveBase(const CheckpointStore& store, const std::string& name);
+
 }  // namespace stockpot

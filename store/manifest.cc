@@ -87,8 +87,9 @@ Status CheckPieces(const Manifest& manifest, const TensorEntry& tensor) {
 Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
   STOCKPOT_RETURN_IF_ERROR(CheckTensorShape(tensor.dtype, tensor.shape));
   if (!tensor.alias_of.empty()) return CheckAlias(manifest, tensor);
-  if (tensor.codec != Codec::kRaw && manifest.kind == ArtifactKind::kState) {
-    return InvalidArgument("a state holds raw tensors");
+  if (tensor.codec != Codec::kRaw &&
+      (manifest.kind == ArtifactKind::kState || manifest.kind == ArtifactKind::kAdapter)) {
+    return InvalidArgument("a state or an adapter holds raw tensors");
   }
   if (tensor.codec != Codec::kRaw && !manifest.base) {
     return InvalidArgument("codec '" + std::string(CodecName(tensor.codec)) +

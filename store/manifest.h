@@ -11,7 +11,8 @@
 //   name
 //   - a base has no base, run or step; checkpoints, merges and states have all three; run and step
 //   come together
-//   - a state, and nothing else, has a group (store/names.h); its tensors are raw
+//   - a state, and nothing else, has a group (store/names.h); its tensors are raw, and so are an
+//     adapter's
 //   - file names are plain names (store/names.h), never paths
 //   - a part has exactly ChunkCount(bytes) chunks; its digest is TreeDigest(chunks)
 //   - raw: one part "data" of prod(shape) * size(dtype) bytes; or, where ranks sent it in pieces,

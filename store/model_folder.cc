@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <utility>
 
+#include "store/lora_adapter.h"
 #include "store/manifest.h"
 #include "store/safetensors.h"
 
@@ -17,6 +19,7 @@ namespace stockpot {
 namespace {
 
 constexpr std::string_view kSingleFile = "model.safetensors";
+constexpr std::string_view kAdapterWeightFile = "adapter_model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;
 constexpr size_t kMaxShards = 4096;
@@ -151,20 +154,22 @@ class IndexReader : public nlohmann::json_sax<nlohmann::json> {
 
 class FolderSource : public TensorSource {
  public:
-  Status AddConfigFiles(const std::filesystem::path& folder) {
-    for (const std::string& name : ModelConfigFiles()) {
+  // Those of `names` that are there; `required`, a JSON object, must be.
+  Status AddConfigFiles(const std::filesystem::path& folder, std::span<const std::string> names,
+                        const std::string& required, const std::string& otherwise) {
+    for (const std::string& name : names) {
       std::error_code error;
       const std::filesystem::path path = folder / name;
       if (std::filesystem::exists(path, error)) config_files_[name] = path;
     }
-    if (!config_files_.contains("config.json")) {
-      return InvalidArgument(folder.string() + ": no config.json, so this is no model folder");
+    if (!config_files_.contains(required)) {
+      return InvalidArgument(folder.string() + ": no " + required + ", so this is no " + otherwise);
     }
-    STOCKPOT_ASSIGN_OR_RETURN(const std::string config, ReadFile("config.json"));
+    STOCKPOT_ASSIGN_OR_RETURN(const std::string config, ReadFile(required));
     // accept() keeps no tree, so depth costs a bit a level.
     const size_t first = config.find_first_not_of(" \t\r\n");
     if (first == std::string::npos || config[first] != '{' || !nlohmann::json::accept(config)) {
-      return InvalidArgument((folder / "config.json").string() + ": not a JSON object");
+      return InvalidArgument((folder / required).string() + ": not a JSON object");
     }
     return OkStatus();
   }
@@ -290,7 +295,8 @@ Result<std::unique_ptr<TensorSource>> OpenModelFolder(const std::filesystem::pat
     return NotFound(folder.string() + ": no such folder");
   }
   auto source = std::make_unique<FolderSource>();
-  STOCKPOT_RETURN_IF_ERROR(source->AddConfigFiles(folder));
+  STOCKPOT_RETURN_IF_ERROR(
+      source->AddConfigFiles(folder, ModelConfigFiles(), "config.json", "model folder"));
   if (std::filesystem::exists(folder / kSingleFile, error)) {
     const Status status = source->AddWeightFile(folder / kSingleFile, nullptr);
     if (!status.ok()) return status.WithContext((folder / kSingleFile).string());
@@ -306,6 +312,27 @@ Result<std::unique_ptr<TensorSource>> OpenModelFolder(const std::filesystem::pat
   }
   const Status status = source->Finish();
   if (!status.ok()) return status.WithContext(folder.string());
+  return std::unique_ptr<TensorSource>(std::move(source));
+}
+
+Result<std::unique_ptr<TensorSource>> OpenAdapterFolder(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    return NotFound(folder.string() + ": no such folder");
+  }
+  auto source = std::make_unique<FolderSource>();
+  const std::string config(kAdapterConfigFile);
+  STOCKPOT_RETURN_IF_ERROR(
+      source->AddConfigFiles(folder, {&config, 1}, config, "folder of an adapter"));
+  const std::filesystem::path weights = folder / kAdapterWeightFile;
+  if (!std::filesystem::exists(weights, error)) {
+    return InvalidArgument(folder.string() + ": no " + std::string(kAdapterWeightFile) +
+                           " (PEFT's save_pretrained writes it; a pickled adapter_model.bin is not "
+                           "read)");
+  }
+  Status status = source->AddWeightFile(weights, nullptr).WithContext(weights.string());
+  if (status.ok()) status = source->Finish().WithContext(folder.string());
+  if (!status.ok()) return status;
   return std::unique_ptr<TensorSource>(std::move(source));
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "store/lora_adapter.h"
 #include "store/manifest.h"
 #include "store/model_structure.h"
 #include "store/safetensors.h"
@@ -94,7 +95,7 @@ Status RefuseExistingModel(const std::filesystem::path& folder) {
   if (error) return ErrnoStatus(error.value(), folder.string());
   for (const auto& entry : entries) {
     const std::string name = entry.path().filename();
-    if (name == "config.json" || name.ends_with(".safetensors") ||
+    if (name == "config.json" || name == kAdapterConfigFile || name.ends_with(".safetensors") ||
         name.ends_with(".safetensors.index.json")) {
       return InvalidArgument(folder.string() + ": holds a model already (" + name + ")");
     }
@@ -157,20 +158,36 @@ Status WriteShard(const TensorSource& source, const TensorList& tensors, const s
   return files.End();
 }
 
-std::string ShardName(size_t index, size_t count) {
-  if (count == 1) return "model.safetensors";
-  char name[64];
-  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
-  return name;
+// What a folder's files are called: a model's, or an adapter's as PEFT has them.
+struct Layout {
+  std::string weights;  // "model", "adapter_model"
+  std::string config;   // the file that makes the folder one
+};
+
+Layout LayoutOf(const TensorSource& source) {
+  const std::vector<std::string> files = source.files();
+  const std::string adapter(kAdapterConfigFile);
+  if (std::find(files.begin(), files.end(), adapter) != files.end()) {
+    return {"adapter_model", adapter};
+  }
+  return {"model", "config.json"};
 }
 
-Status WriteWeights(const TensorSource& source, int64_t shard_bytes, PendingFiles& files) {
+std::string ShardName(const Layout& layout, size_t index, size_t count) {
+  if (count == 1) return layout.weights + ".safetensors";
+  char numbers[64];
+  std::snprintf(numbers, sizeof numbers, "-%05zu-of-%05zu.safetensors", index + 1, count);
+  return layout.weights + numbers;
+}
+
+Status WriteWeights(const TensorSource& source, const Layout& layout, int64_t shard_bytes,
+                    PendingFiles& files) {
   STOCKPOT_ASSIGN_OR_RETURN(const TensorList tensors, TensorsToWrite(source));
   const std::vector<TensorList> shards = SplitIntoShards(tensors, shard_bytes);
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   int64_t total = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
-    const std::string name = ShardName(i, shards.size());
+    const std::string name = ShardName(layout, i, shards.size());
     STOCKPOT_RETURN_IF_ERROR(WriteShard(source, shards[i], name, files));
     for (const TensorInfo* tensor : shards[i]) {
       weight_map[tensor->name] = name;
@@ -180,14 +197,14 @@ Status WriteWeights(const TensorSource& source, int64_t shard_bytes, PendingFile
   if (shards.size() == 1) return OkStatus();
   const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}},
                                         {"weight_map", weight_map}};
-  return files.Write("model.safetensors.index.json", index.dump(2));
+  return files.Write(layout.weights + ".safetensors.index.json", index.dump(2));
 }
 
-Status WriteConfigFiles(const TensorSource& source, PendingFiles& files) {
+Status WriteConfigFiles(const TensorSource& source, const Layout& layout, PendingFiles& files) {
   std::vector<std::string> names = source.files();
   // The file that makes a folder a model comes last.
   std::stable_partition(names.begin(), names.end(),
-                        [](const std::string& name) { return name != "config.json"; });
+                        [&](const std::string& name) { return name != layout.config; });
   for (const std::string& name : names) {
     if (!IsPlainFileName(name) || name.ends_with(".safetensors") ||
         name.ends_with(".safetensors.index.json") || name.ends_with(kPartialSuffix)) {
@@ -209,8 +226,10 @@ Status WriteModelFolder(const TensorSource& source, const std::filesystem::path&
   STOCKPOT_RETURN_IF_ERROR(RefuseExistingModel(folder));
   PendingFiles files(folder);
   try {  // JSON refuses a name that is not UTF-8
-    STOCKPOT_RETURN_IF_ERROR(WriteWeights(source, shard_bytes, files));
-    STOCKPOT_RETURN_IF_ERROR(WriteConfigFiles(source, files));
+    const Layout layout = LayoutOf(source);
+    if (layout.config == kAdapterConfigFile) shard_bytes = INT64_MAX;  // PEFT reads one file
+    STOCKPOT_RETURN_IF_ERROR(WriteWeights(source, layout, shard_bytes, files));
+    STOCKPOT_RETURN_IF_ERROR(WriteConfigFiles(source, layout, files));
   } catch (const nlohmann::json::exception& e) {
     return InvalidArgument(folder.string() + ": " + e.what());
   }

@@ -53,6 +53,10 @@ std::string SafetensorsHead(std::span<const TensorInfo* const> tensors);
 // be in the file it says, and no file may hold a tensor the index does not name.
 Result<std::unique_ptr<TensorSource>> OpenModelFolder(const std::filesystem::path& folder);
 
+// Opens a folder as PEFT writes it: adapter_config.json and adapter_model.safetensors. What else is
+// in it (a tokenizer, a README) stays there: an adapter speaks its base's language.
+Result<std::unique_ptr<TensorSource>> OpenAdapterFolder(const std::filesystem::path& folder);
+
 // True for a name that stays inside the folder it is looked up in.
 bool IsPlainFileName(std::string_view name);
 
@@ -64,7 +68,9 @@ const std::vector<std::string>& ModelConfigFiles();
 // and renames with config.json last: a folder with a config.json is complete. After an error the
 // temporary files are gone. An alias is left out where config.json says "tie_word_embeddings":
 // true, as transformers does; elsewhere its bytes are written again, because nothing else would
-// tell a reader. InvalidArgument if the folder holds a model already.
+// tell a reader. An adapter (its files hold adapter_config.json) becomes a PEFT folder likewise:
+// adapter_model.safetensors, then adapter_config.json. InvalidArgument if the folder holds a model
+// already.
 Status WriteModelFolder(const TensorSource& source, const std::filesystem::path& folder,
                         int64_t shard_bytes = int64_t{5} << 30);
 

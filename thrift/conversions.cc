@@ -74,6 +74,7 @@ Result<SessionRequest> SessionRequestFromRpc(const rpc::SessionRequest& request)
   out.rank = request.rank;
   out.world = request.world;
   out.attempt = request.attempt;
+  out.base = request.base;
   if (request.__isset.resumed_from) {
     STOCKPOT_ASSIGN_OR_RETURN(out.resumed_from, Digest::FromRaw(request.resumed_from));
   }

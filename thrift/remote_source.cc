@@ -211,7 +211,7 @@ Result<std::unique_ptr<TensorSource>> OpenRemoteArtifact(Client& client, const s
   STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, client.Resolve(id));
   STOCKPOT_ASSIGN_OR_RETURN(Manifest manifest, client.FetchManifest(digest.Hex()));
   Manifest base;
-  if (manifest.base) {
+  if (manifest.base && manifest.kind != ArtifactKind::kAdapter) {
     STOCKPOT_ASSIGN_OR_RETURN(base, client.FetchManifest(manifest.base->Hex()));
   }
   return std::unique_ptr<TensorSource>(

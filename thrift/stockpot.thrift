@@ -78,13 +78,14 @@ struct Run {
 //     step_state then say which ranks never committed. Ranks may begin anew: chunks that are there
 //     do not travel again. A restart of the daemon forgets attempts that are not complete.
 struct SessionRequest {
-  1: Kind kind = Kind.CHECKPOINT  // or BASE (world = 1, whole tensors)
-  2: string run                   // for a base: its name
+  1: Kind kind = Kind.CHECKPOINT  // or BASE, ADAPTER (world = 1, whole tensors)
+  2: string run                   // for a base or an adapter: its name
   3: i64 step = -1
   4: i32 rank = 0                 // 0 .. world - 1
   5: i32 world = 1                // at most MAX_WORLD
   6: optional binary resumed_from
   7: string attempt               // world > 1: 1..128 printable bytes; else it may be empty
+  8: string base                  // of an adapter: name or digest of the base it was trained over
 }
 
 // One checkpoint that ranks gather.

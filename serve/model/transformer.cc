@@ -12,6 +12,7 @@
 #include "kernels/base/aligned_buffer.h"
 #include "kernels/base/check.h"
 #include "kernels/bitdelta/linear.h"
+#include "kernels/lora/lora_linear.h"
 #include "kernels/transformer/ops.h"
 #include "serve/model/weights_internal.h"
 
@@ -95,10 +96,12 @@ struct Transformer::State {
   std::vector<AttentionArgs> attention;
   // [projections of one input][variants]: the deltas of the running call.
   std::array<std::vector<LayerDelta>, kMaxShared> tables;
+  std::array<std::vector<const LoraDelta*>, kMaxShared> loras;
   std::vector<const float*> norms;  // [rows], of the current norm
 
   // --- activations ---
   LinearScratch scratch;
+  LoraScratch lora_scratch;
   AlignedBuffer<float> memory;
   AlignedBuffer<float> logits_memory;
   FloatMatrix hidden;  // [rows, hidden]: the residual stream
@@ -264,7 +267,7 @@ void Transformer::State::AddUpdateAndNorm(const float* DecoderLayerView::*norm, 
   ForRows(hidden.cols, body);
 }
 
-// Computes x through every weight of `outputs`; `tables` holds their deltas.
+// Computes x through every weight of `outputs`; `tables` and `loras` hold their deltas.
 void Transformer::State::Linear(ConstFloatMatrix x, std::span<LinearOutput> outputs,
                                 std::span<const int32_t> variant_rows,
                                 std::span<const DeltaSum> sum_rows) {
@@ -281,8 +284,18 @@ void Transformer::State::Linear(ConstFloatMatrix x, std::span<LinearOutput> outp
       .variant_of_row = base_only ? std::span<const int32_t>() : variant_rows,
       .sum_of_row = sum_rows,
   };
+  // Shapes were checked when the models were loaded.
   const Status status = BitDeltaLinearCpu(args, scratch, threads);
-  STOCKPOT_CHECK(status.ok(), status.ToString());  // shapes were checked when the model was loaded
+  STOCKPOT_CHECK(status.ok(), status.ToString());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const bool any = std::any_of(loras[i].begin(), loras[i].end(),
+                                 [](const LoraDelta* lora) { return lora != nullptr; });
+    if (!any) continue;
+    const Status added = LoraLinearCpu(
+        {.x = x, .deltas = loras[i], .delta_of_row = variant_rows, .y = outputs[i].y}, lora_scratch,
+        threads);
+    STOCKPOT_CHECK(added.ok(), added.ToString());
+  }
 }
 
 // The projections of one input in one call.
@@ -298,7 +311,11 @@ void Transformer::State::Project(
                       .variants = {},
                       .y = y};
     tables[count].clear();
-    for (const DecoderView* view : views) tables[count].push_back(view->layers[layer].delta[p]);
+    loras[count].clear();
+    for (const DecoderView* view : views) {
+      tables[count].push_back(view->layers[layer].delta[p]);
+      loras[count].push_back(view->layers[layer].lora[p]);
+    }
     ++count;
   }
   Linear(Const(x), std::span(outputs).first(count), variant_of_row, sum_of_row);
@@ -374,7 +391,11 @@ void Transformer::State::Layer(size_t layer) {
 void Transformer::State::Deliver(const LogitsSink& sink) {
   const size_t block = static_cast<size_t>(kHeadRows);
   tables[0].clear();
-  for (const DecoderView* view : views) tables[0].push_back(view->head);
+  loras[0].clear();
+  for (const DecoderView* view : views) {
+    tables[0].push_back(view->head);
+    loras[0].push_back(view->head_lora);
+  }
   for (size_t begin = 0; begin < wanted.size(); begin += block) {
     const std::span<const WantedRow> some =
         std::span(wanted).subspan(begin, std::min(block, wanted.size() - begin));

@@ -71,7 +71,7 @@ class VariantLoader {
   Status CheckKind() const {
     if (manifest_.kind != ArtifactKind::kVariant) {
       return InvalidArgument("it is a " + std::string(ArtifactKindName(manifest_.kind)) +
-                             ", not a variant");
+                             ", not a variant or adapter");
     }
     if (!manifest_.base || *manifest_.base != base_.digest) {
       return InvalidArgument("it was made against base " +
@@ -277,7 +277,10 @@ Result<std::shared_ptr<const VariantModel>> VariantModel::Load(
   std::shared_ptr<VariantModel> model(new VariantModel);
   model->tensors_->digest = manifest.digest();
   model->tensors_->base = std::move(base);
-  const Status status = VariantLoader(*model->tensors_, store, std::move(manifest)).Load();
+  const Status status =
+      manifest.kind == ArtifactKind::kAdapter
+          ? LoadAdapter(*model->tensors_, store, manifest)
+          : VariantLoader(*model->tensors_, store, std::move(manifest)).Load();
   if (!status.ok()) {
     return status.WithContext("while loading variant " + model->tensors_->digest.ShortHex());
   }

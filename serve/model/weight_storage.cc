@@ -126,6 +126,12 @@ Result<const PackedSigns*> WeightStorage::ReadSigns(int64_t d_out, int64_t d_in,
   return &signs_.back();
 }
 
+const LoraDelta* WeightStorage::Keep(LoraDelta delta) {
+  bytes_ += delta.bytes();
+  loras_.push_back(std::move(delta));
+  return &loras_.back();
+}
+
 const WeightMatrix* WeightStorage::Keep(const WeightMatrix& view) {
   views_.push_back(view);
   return &views_.back();

@@ -59,7 +59,9 @@ class BaseModel {
 
 class VariantModel {
  public:
-  // Loads an artifact of kind variant over `base`, reading only what differs. InvalidArgument if it
+  // Loads an artifact of kind variant or adapter over `base`, reading only what differs. A LoRA
+  // adapter (store/lora_adapter.h) has the base's configuration, embeddings and norms, and factors
+  // for the linear layers of blocks and for the head. InvalidArgument if the artifact
   // was made against another base, misses a tensor, or has another shape or architecture than the
   // base: never served from the base by accident. Corruption names the tensor whose stored bytes
   // are damaged.

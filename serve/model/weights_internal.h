@@ -13,6 +13,7 @@
 #include "kernels/base/aligned_buffer.h"
 #include "kernels/base/view.h"
 #include "kernels/bitdelta/linear.h"
+#include "kernels/lora/lora_linear.h"
 #include "serve/model/weights.h"
 
 namespace stockpot {
@@ -46,6 +47,7 @@ class WeightStorage {
   Result<const PackedSigns*> ReadSigns(int64_t d_out, int64_t d_in, const Reader& signs,
                                        const Reader& alpha);
   const WeightMatrix* Keep(const WeightMatrix& view);  // a view with a stable address
+  const LoraDelta* Keep(LoraDelta delta);
 
   int64_t bytes() const { return bytes_; }
 
@@ -54,14 +56,16 @@ class WeightStorage {
 
   std::vector<std::unique_ptr<std::byte, void (*)(std::byte*)>> blocks_;
   std::deque<PackedSigns> signs_;
+  std::deque<LoraDelta> loras_;
   std::deque<WeightMatrix> views_;
   int64_t bytes_ = 0;
 };
 
 // What a row of the batch reads beside the base's matrices: the base's own norms with no deltas, or
-// a variant's.
+// a variant's, or an adapter's factors.
 struct DecoderLayerView {
   std::array<LayerDelta, kProjections> delta{};
+  std::array<const LoraDelta*, kProjections> lora{};  // null: none
   const float* input_norm = nullptr;  // [hidden]
   const float* post_norm = nullptr;   // [hidden]
 };
@@ -71,6 +75,7 @@ struct DecoderView {
   std::vector<DecoderLayerView> layers;
   const float* final_norm = nullptr;  // [hidden]
   LayerDelta head;                    // over the base's head
+  const LoraDelta* head_lora = nullptr;
   std::vector<float> inv_freq;        // [head_dim / 2]
   float rms_epsilon = 0;
   int64_t max_positions = 0;
@@ -100,5 +105,9 @@ struct VariantModel::Tensors {
   WeightStorage storage;
   int64_t read_bytes = 0;
 };
+
+// VariantModel::Load of an adapter (serve/model/adapter_model.cc); `tensors` has its base and digest.
+Status LoadAdapter(VariantModel::Tensors& tensors, const CheckpointStore& store,
+                   const Manifest& manifest);
 
 }  // namespace stockpot

@@ -54,6 +54,14 @@ def wait_model(url: str, model: str, timeout_s: float = 60.0) -> dict[str, Any]:
         time.sleep(0.05)
 
 
+def wait_gone(url: str, model: str, timeout_s: float = 60.0) -> None:
+    """Until /v1/models/MODEL answers 404."""
+    deadline = time.monotonic() + timeout_s
+    while (status := request(f"{url}/v1/models/{model}")[0]) != 404:
+        assert time.monotonic() < deadline, f"{model}: {status}"
+        time.sleep(0.05)
+
+
 def prompt_logprobs(url: str, model: str, tokens: list[int]) -> list[float]:
     """Log-probability of every token but the first, as lm-evaluation-harness asks for them."""
     status, body = request(f"{url}/v1/completions", {

@@ -73,7 +73,8 @@ Status Export(const Globals& globals, const ExportOptions& options) {
 void AddExportCommand(Registry& registry) {
   const auto options = std::make_shared<ExportOptions>();
   CLI::App* command = registry.app.add_subcommand(
-      "export", "Write an artifact as a Hugging Face folder with full weights");
+      "export",
+      "Write an artifact as a Hugging Face folder with full weights, an adapter as PEFT's");
   command->add_option("ID", options->id, "The artifact")->required();
   command->add_option("DIR", options->folder, "Where; must hold no model yet")->required();
   command->callback([&registry, options] {

@@ -38,11 +38,13 @@ Result<std::pair<std::string, double>> ParseMetric(const std::string& text) {
   return std::pair(text.substr(0, equals), value);
 }
 
-// Sends a model folder over `connections` connections; `client` is the first.
+// Sends a model's or an adapter's folder over `connections` connections; `client` is the first.
 Result<UploadReport> SendFolder(Client& client, const Globals& globals, int connections,
                                 const std::string& folder, const rpc::SessionRequest& request,
                                 const std::map<std::string, double>& metrics) {
-  Result<std::unique_ptr<TensorSource>> source = OpenModelFolder(folder);
+  Result<std::unique_ptr<TensorSource>> source = request.kind == rpc::Kind::ADAPTER
+                                                     ? OpenAdapterFolder(folder)
+                                                     : OpenModelFolder(folder);
   if (!source.ok()) return source.status().WithContext("folder '" + folder + "'");
   std::vector<std::unique_ptr<Client>> extra;
   std::vector<Client*> clients = {&client};
@@ -84,6 +86,19 @@ Status ImportBase(const Globals& globals, const std::string& name, const std::st
   STOCKPOT_ASSIGN_OR_RETURN(const UploadReport report,
                             SendFolder(*client, globals, connections, folder, request, {}));
   PrintReport(globals, "base " + name, report);
+  return OkStatus();
+}
+
+Status ImportAdapter(const Globals& globals, const std::string& name, const std::string& folder,
+                     const std::string& base) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  rpc::SessionRequest request;
+  request.kind = rpc::Kind::ADAPTER;
+  request.run = name;
+  request.base = base;
+  STOCKPOT_ASSIGN_OR_RETURN(const UploadReport report,
+                            SendFolder(*client, globals, 1, folder, request, {}));
+  PrintReport(globals, "adapter " + name, report);
   return OkStatus();
 }
 
@@ -142,6 +157,21 @@ void AddImportBase(Registry& registry) {
   });
 }
 
+void AddImportAdapter(Registry& registry) {
+  const auto options = std::make_shared<PushOptions>();
+  CLI::App* command = registry.app.add_subcommand(
+      "import-adapter", "Store a LoRA adapter as PEFT saves it, and serve it under a name");
+  command->add_option("NAME", options->run, "Name it is served under")->required();
+  command->add_option("DIR", options->folder, "adapter_config.json, adapter_model.safetensors")
+      ->required();
+  command->add_option("--base", options->base, "The base it was trained over")->required();
+  command->callback([&registry, options] {
+    registry.action = [&registry, options] {
+      return ImportAdapter(registry.globals, options->run, options->folder, options->base);
+    };
+  });
+}
+
 void AddPush(Registry& registry) {
   const auto options = std::make_shared<PushOptions>();
   CLI::App* command =
@@ -190,6 +220,7 @@ void AddPush(Registry& registry) {
 
 void AddUploadCommands(Registry& registry) {
   AddImportBase(registry);
+  AddImportAdapter(registry);
   AddPush(registry);
 }
 

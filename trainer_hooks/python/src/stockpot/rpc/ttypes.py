@@ -525,11 +525,12 @@ class SessionRequest(object):
      - world
      - resumed_from
      - attempt
+     - base
 
     """
 
 
-    def __init__(self, kind=    1, run=None, step=-1, rank=0, world=1, resumed_from=None, attempt=None,):
+    def __init__(self, kind=    1, run=None, step=-1, rank=0, world=1, resumed_from=None, attempt=None, base=None,):
         self.kind = kind
         self.run = run
         self.step = step
@@ -537,6 +538,7 @@ class SessionRequest(object):
         self.world = world
         self.resumed_from = resumed_from
         self.attempt = attempt
+        self.base = base
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -582,6 +584,11 @@ class SessionRequest(object):
                     self.attempt = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.STRING:
+                    self.base = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -619,6 +626,10 @@ class SessionRequest(object):
         if self.attempt is not None:
             oprot.writeFieldBegin('attempt', TType.STRING, 7)
             oprot.writeString(self.attempt.encode('utf-8') if sys.version_info[0] == 2 else self.attempt)
+            oprot.writeFieldEnd()
+        if self.base is not None:
+            oprot.writeFieldBegin('base', TType.STRING, 8)
+            oprot.writeString(self.base.encode('utf-8') if sys.version_info[0] == 2 else self.base)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -4148,6 +4159,7 @@ SessionRequest.thrift_spec = (
     (5, TType.I32, 'world', None, 1, ),  # 5
     (6, TType.STRING, 'resumed_from', 'BINARY', None, ),  # 6
     (7, TType.STRING, 'attempt', 'UTF8', None, ),  # 7
+    (8, TType.STRING, 'base', 'UTF8', None, ),  # 8
 )
 all_structs.append(StepKey)
 StepKey.thrift_spec = (
