@@ -1,6 +1,7 @@
 #include "thrift/conversions.h"
 
 #include <array>
+#include <type_traits>
 
 #include "store/names.h"
 #include "thrift/limits.h"
@@ -10,6 +11,11 @@ namespace {
 
 static_assert(static_cast<int>(GatherState::kOpen) == static_cast<int>(rpc::GatherState::OPEN) &&
               static_cast<int>(GatherState::kFailed) == static_cast<int>(rpc::GatherState::FAILED));
+
+// Any number of the wire is one of their values (thrift/CMakeLists.txt).
+static_assert(std::is_same_v<std::underlying_type_t<rpc::ErrorCode>, int32_t> &&
+              std::is_same_v<std::underlying_type_t<rpc::Kind>, int32_t> &&
+              std::is_same_v<std::underlying_type_t<rpc::GatherState>, int32_t>);
 
 constexpr std::array kKinds = {ArtifactKind::kBase, ArtifactKind::kCheckpoint, ArtifactKind::kMerge,
                                ArtifactKind::kVariant, ArtifactKind::kAdapter, ArtifactKind::kState};

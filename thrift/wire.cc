@@ -9,6 +9,7 @@
 namespace stockpot {
 
 using apache::thrift::TConfiguration;
+using apache::thrift::protocol::TMessageType;
 using apache::thrift::protocol::TProtocolException;
 using apache::thrift::protocol::TType;
 using apache::thrift::transport::TSocket;
@@ -129,20 +130,70 @@ void WireProtocol::EndCall() {
   taken_ = 0;
 }
 
+uint32_t WireProtocol::readMessageBegin(std::string& name, TMessageType& type, int32_t& sequence) {
+  int32_t head = 0;
+  uint32_t read = readI32(head);
+  if ((head & VERSION_MASK) != VERSION_1) {
+    throw TProtocolException(TProtocolException::BAD_VERSION, "no strict binary protocol");
+  }
+  const int32_t number = head & 0xff;
+  if (number < apache::thrift::protocol::T_CALL || number > apache::thrift::protocol::T_ONEWAY) {
+    throw TProtocolException(TProtocolException::INVALID_DATA, "unknown type of message");
+  }
+  type = static_cast<TMessageType>(number);
+  read += readString(name);
+  return read + readI32(sequence);
+}
+
+uint32_t WireProtocol::ReadType(TType& type) {
+  int8_t number = 0;
+  const uint32_t read = readByte(number);
+  if (number < 0 || number > apache::thrift::protocol::T_LIST) {
+    throw TProtocolException(TProtocolException::INVALID_DATA, "unknown type of value");
+  }
+  type = static_cast<TType>(number);
+  return read;
+}
+
+uint32_t WireProtocol::ReadSize(uint32_t& size) {
+  int32_t number = 0;
+  const uint32_t read = readI32(number);
+  if (number < 0) throw TProtocolException(TProtocolException::NEGATIVE_SIZE);
+  if (number > container_limit_) throw TProtocolException(TProtocolException::SIZE_LIMIT);
+  size = static_cast<uint32_t>(number);
+  return read;
+}
+
+uint32_t WireProtocol::readFieldBegin(std::string& /*name*/, TType& type, int16_t& id) {
+  const uint32_t read = ReadType(type);
+  id = 0;
+  return type == apache::thrift::protocol::T_STOP ? read : read + readI16(id);
+}
+
 uint32_t WireProtocol::readListBegin(TType& element, uint32_t& size) {
-  const uint32_t read = BinaryProtocol::readListBegin(element, size);
+  uint32_t read = ReadType(element);
+  read += ReadSize(size);
+  apache::thrift::protocol::TList announced(element, size);
+  checkReadBytesAvailable(announced);
   Take(size * ElementBytes(element));
   return read;
 }
 
 uint32_t WireProtocol::readSetBegin(TType& element, uint32_t& size) {
-  const uint32_t read = BinaryProtocol::readSetBegin(element, size);
+  uint32_t read = ReadType(element);
+  read += ReadSize(size);
+  apache::thrift::protocol::TSet announced(element, size);
+  checkReadBytesAvailable(announced);
   Take(size * ElementBytes(element));
   return read;
 }
 
 uint32_t WireProtocol::readMapBegin(TType& key, TType& value, uint32_t& size) {
-  const uint32_t read = BinaryProtocol::readMapBegin(key, value, size);
+  uint32_t read = ReadType(key);
+  read += ReadType(value);
+  read += ReadSize(size);
+  apache::thrift::protocol::TMap announced(key, value, size);
+  checkReadBytesAvailable(announced);
   Take(size * (ElementBytes(key) + ElementBytes(value)));
   return read;
 }

@@ -11,7 +11,9 @@
 //     arrive at a least rate (rpc_limits);
 //   - a string is allocated at its announced length: here it grows with what arrives;
 //   - a list is allocated at its announced length, 50 MB for twenty bytes of a list of structs: the
-//     generated code does that, so here it is accounted for before (CallMemory).
+//     generated code does that, so here it is accounted for before (CallMemory);
+//   - the type of a message, field or element goes into an enum that cannot hold every byte, which
+//     is undefined: here a type that there is not ends the connection before.
 #pragma once
 
 #include <thrift/protocol/TBinaryProtocol.h>
@@ -90,6 +92,9 @@ class WireProtocol
   // What the call took is free again. The caller's duty, after its answer.
   void EndCall();
 
+  uint32_t readMessageBegin(std::string& name, apache::thrift::protocol::TMessageType& type,
+                            int32_t& sequence);
+  uint32_t readFieldBegin(std::string& name, apache::thrift::protocol::TType& type, int16_t& id);
   uint32_t readListBegin(apache::thrift::protocol::TType& element, uint32_t& size);
   uint32_t readSetBegin(apache::thrift::protocol::TType& element, uint32_t& size);
   uint32_t readMapBegin(apache::thrift::protocol::TType& key,
@@ -99,6 +104,8 @@ class WireProtocol
 
  private:
   void Take(int64_t bytes);
+  uint32_t ReadType(apache::thrift::protocol::TType& type);
+  uint32_t ReadSize(uint32_t& size);
 
   const int32_t piece_bytes_;
   CallMemory* const memory_;

@@ -139,8 +139,10 @@ TEST_F(RpcServicesTest, SessionsRefuseWhatIsWrong) {
   request.run = "demo";
   request.kind = rpc::Kind::VARIANT;
   EXPECT_EQ(client_->OpenSession(request).status().code(), StatusCode::kInvalidArgument);
-  request.kind = static_cast<rpc::Kind>(77);
-  EXPECT_EQ(client_->OpenSession(request).status().code(), StatusCode::kInvalidArgument);
+  for (const int32_t number : {6, 77, -1, 1'478'722'536, INT32_MIN, INT32_MAX}) {
+    request.kind = rpc::Kind{number};
+    EXPECT_EQ(client_->OpenSession(request).status().code(), StatusCode::kInvalidArgument);
+  }
   request.kind = rpc::Kind::CHECKPOINT;
   request.__set_resumed_from("short");
   EXPECT_EQ(client_->OpenSession(request).status().code(), StatusCode::kInvalidArgument);

@@ -108,6 +108,15 @@ TEST(RpcWire, GarbageClosesItsConnectionAndNothingElse) {
           Int32(rpc_limits::kMaxContainerElements),
       CallHeader("checkpoint:commit_shard") + "\x0c" + std::string("\0\x02", 2) + "\x0f" +
           std::string("\0\x01", 2) + "\x0c" + Int32(rpc_limits::kMaxContainerElements),
+      // Types that there are not: of a field, of an element, of a key, of a message.
+      CallHeader("checkpoint:put_chunk") + std::string("\x6e\0\x01", 3),
+      CallHeader("checkpoint:have_chunks") + std::string("\xff\0\x02", 3),
+      CallHeader("checkpoint:have_chunks") + "\x0f" + std::string("\0\x02", 2) + "\x6e" + Int32(1),
+      CallHeader("checkpoint:nothing") + "\x0e" + std::string("\0\x02", 2) + "\x80" + Int32(1),
+      CallHeader("checkpoint:create_run") + "\x0d" + std::string("\0\x04", 2) + "\x6e\x0b" +
+          Int32(1),
+      Int32(0x80010000) + Int32(5) + "hello" + Int32(0),
+      Int32(0x800100ff) + Int32(5) + "hello" + Int32(0),
       CallHeader("nobody:hello") + std::string(1, '\0'),
       CallHeader("hello") + std::string(1, '\0'),
       CallHeader("a:b:c") + std::string(1, '\0'),
@@ -221,7 +230,8 @@ TEST(RpcWire, AnnouncedLengthsCostNothingUntilTheyArrive) {
     std::mt19937_64 random(TestSeed());
     UploadBase(*client, "tiny", TinyLlama(random));
   }
-  // What a call took is given back after it: thirty that take 13 MB each would be too many together.
+  // What a call took is given back after it: thirty that take 13 MB each would be too many
+  // together.
   const std::vector<Digest> many(200'000);
   for (int i = 0; i < 30; ++i) {
     EXPECT_EQ(client->HaveChunks("nobody", many).status().code(), StatusCode::kInvalidArgument);
