@@ -56,8 +56,15 @@ struct Claim {
 
 std::string OfRank(const Claim& claim) { return "rank " + std::to_string(claim.rank); }
 
-// dtype, shape and tie: the same in all claims.
+// dtype, shape and tie: the same in all claims. One rank names a tensor once, unless in pieces:
+// also where a second entry would hide, as that of an alias or of an empty tensor does.
+// REQUIRES: sorted by rank.
 Status CheckAgreement(std::span<const Claim> claims) {
+  for (size_t i = 1; i < claims.size(); ++i) {
+    const bool in_pieces = !claims[i - 1].entry->pieces.empty() && !claims[i].entry->pieces.empty();
+    if (claims[i - 1].rank != claims[i].rank || in_pieces) continue;
+    return InvalidArgument(OfRank(claims[i]) + " names it twice, and not in pieces");
+  }
   const auto differ = [&](const Claim& other, const std::string& what, const std::string& of_first,
                           const std::string& of_other) {
     return InvalidArgument(what + " is " + of_first + " on " + OfRank(claims[0]) + " and " +

@@ -272,6 +272,20 @@ TEST_F(IngestTest, BadCommitsStoreNothingAndEndTheSession) {
        }},
       {"tensor twice", "twice",
        [](ShardCommit& s) { s.tensors.push_back(TensorEntry(s.tensors[0])); }},
+      {"empty tensor twice", "'none': rank 0 names it twice",
+       [](ShardCommit& s) {
+         TensorEntry none{.name = "none", .dtype = DType::kF32, .shape = {0, 3}};
+         none.parts["data"] = {};
+         s.tensors.insert(s.tensors.end(), 2, none);
+       }},
+      {"alias twice", "'tied': rank 0 names it twice",
+       [](ShardCommit& s) {
+         const TensorEntry tied{.name = "tied",
+                                .dtype = DType::kBF16,
+                                .shape = s.tensors[0].shape,
+                                .alias_of = "w"};
+         s.tensors.insert(s.tensors.end(), 2, tied);
+       }},
       {"no name", "name of tensor", [](ShardCommit& s) { s.tensors[0].name = ""; }},
       {"alias of nothing", "'v'",
        [](ShardCommit& s) {
