@@ -2,7 +2,6 @@
 option(STOCKPOT_TESTS "Build the tests and benches" ON)
 option(STOCKPOT_CUDA "Compile the CUDA backend where a toolkit is found" ON)
 set(STOCKPOT_SANITIZE "" CACHE STRING "address;undefined, or thread, or empty")
-option(STOCKPOT_FUZZ_REPLAY "Run the fuzz targets over their corpora in CTest" OFF)
 option(STOCKPOT_FUZZ "Build the fuzzers and what they test, and nothing else (clang; preset fuzz)" OFF)
 
 set(CMAKE_CXX_STANDARD 20)
@@ -34,6 +33,10 @@ if(STOCKPOT_SANITIZE)
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>)
   add_link_options($<$<LINK_LANGUAGE:CXX>:-fsanitize=${stockpot_sanitizers}>)
+endif()
+
+if(STOCKPOT_FUZZ)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${PROJECT_SOURCE_DIR}/tests/fuzz/half.h>")
 endif()
 
 # stockpot_module(NAME source...): a static library with our warnings, includable from the root.

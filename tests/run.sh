@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # All tests, on a fresh Debian 12 machine too: installs what is missing, builds, makes the real base
-# model, runs CTest and pytest. Idempotent; later runs build only what changed.
+# model, runs CTest, pytest and the fuzzers (60 s each). Idempotent; later runs build only what
+# changed.
 #   tests/run.sh            everything
-#   tests/run.sh -R store   arguments go to ctest; pytest is left out then
+#   tests/run.sh -R store   arguments go to ctest; pytest and fuzzers are left out then
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -35,6 +36,8 @@ if [ $# -eq 0 ]; then
   "$python" -m pip install --quiet --no-deps --no-build-isolation -e trainer_hooks/python
   "$python" -m ruff check trainer_hooks/python examples tests || failed=1
   "$python" -m pytest -q -x --timeout 900 tests/python tests/integration tests/crash || failed=1
+  say "fuzzers"
+  tests/fuzz/run.sh 60 || failed=1
 fi
 say "done"
 exit $failed
