@@ -1,18 +1,13 @@
 #include "store/artifact_source.h"
 
-#include <algorithm>
-#include <cstring>
 #include <optional>
 #include <set>
 
-#include "kernels/bitdelta/signs.h"
+#include "store/delta_reader.h"
 #include "store/raw_tensor_reader.h"
-#include "store/weight_rounding.h"
 
 namespace stockpot {
 namespace {
-
-constexpr int64_t kDecodeBytes = kChunkBytes;  // base bytes that are decoded at a time
 
 std::string Quoted(std::string_view name) { return "tensor '" + std::string(name) + "'"; }
 
@@ -32,14 +27,15 @@ class ArtifactSource : public TensorSource {
       const TensorEntry* entry = manifest_.Resolve(listed.name);
       if (entry == nullptr) return Corruption(Quoted(listed.name) + ": tied to nothing");
       STOCKPOT_ASSIGN_OR_RETURN(const TensorEntry* base, BaseOf(*entry));
-      located_.push_back({entry, base, {}});
-      if (entry->codec != Codec::kBitDelta) {
-        located_.back().raw.emplace(entry->codec == Codec::kRaw ? *entry : *base,
-                                    PartReaderOf(store_));
+      Located& located = located_.emplace_back();
+      DType dtype = entry->dtype;
+      if (entry->codec == Codec::kRaw || entry->codec == Codec::kBase) {
+        located.raw.emplace(base == nullptr ? *entry : *base, PartReaderOf(store_));
+      } else {
+        located.delta.emplace(*entry, *base, PartReaderOf(store_), decode_f32_);
+        dtype = located.delta->dtype();
       }
-      const bool as_f32 = decode_f32_ && entry->codec == Codec::kBitDelta;
-      tensors_.push_back(
-          {listed.name, as_f32 ? DType::kF32 : entry->dtype, listed.shape, listed.alias_of});
+      tensors_.push_back({listed.name, dtype, listed.shape, listed.alias_of});
     }
     return OkStatus();
   }
@@ -54,7 +50,8 @@ class ArtifactSource : public TensorSource {
       return InvalidArgument(Quoted(name) + ": read past the end");
     }
     const Located& located = located_[static_cast<size_t>(info - tensors_.data())];
-    return ReadLocated(located, info->dtype, offset, out).WithContext(Quoted(name));
+    return (located.raw ? located.raw->Read(offset, out) : located.delta->Read(offset, out))
+        .WithContext(Quoted(name));
   }
 
   Status ReadBox(std::string_view name, const TensorBox& box,
@@ -89,81 +86,24 @@ class ArtifactSource : public TensorSource {
   }
 
  private:
+  // One of the two: bytes that are stored, or made of the base's and a difference.
   struct Located {
-    const TensorEntry* entry;            // never an alias
-    const TensorEntry* base;             // raw; null: the entry needs none
-    std::optional<RawTensorReader> raw;  // of the bytes that are stored; none: they are made
+    std::optional<RawTensorReader> raw;
+    std::optional<DeltaReader> delta;
   };
 
   // The base's tensor that `entry` is relative to, checked to be the one it was made against.
   Result<const TensorEntry*> BaseOf(const TensorEntry& entry) const {
     if (entry.codec == Codec::kRaw) return static_cast<const TensorEntry*>(nullptr);
     const TensorEntry* base = base_.Resolve(entry.name);
-    if (base == nullptr || base->codec != Codec::kRaw) {
-      return Corruption(Quoted(entry.name) + ": the base has no such tensor");
-    }
-    if (base->shape != entry.shape) {
-      return Corruption(Quoted(entry.name) + ": shape " + ShapeText(entry.shape) +
-                        ", the base has " + ShapeText(base->shape));
-    }
-    if (entry.codec == Codec::kBase &&
-        (base->dtype != entry.dtype || base->parts.at("data").digest() != entry.content)) {
+    if (base == nullptr) return Corruption(Quoted(entry.name) + ": the base has no such tensor");
+    if (entry.codec != Codec::kBase) {
+      STOCKPOT_RETURN_IF_ERROR(DeltaReader::Check(entry, *base).WithContext(Quoted(entry.name)));
+    } else if (base->codec != Codec::kRaw || base->dtype != entry.dtype ||
+               base->shape != entry.shape || base->parts.at("data").digest() != entry.content) {
       return Corruption(Quoted(entry.name) + ": made against other bytes than the base's");
     }
-    if (entry.codec == Codec::kBitDelta && !IsWeightDType(base->dtype)) {
-      return Corruption(Quoted(entry.name) + ": the base's is not float");
-    }
     return base;
-  }
-
-  Status ReadLocated(const Located& located, DType dtype, int64_t offset,
-                     std::span<std::byte> out) const {
-    if (located.raw) return located.raw->Read(offset, out);
-    const int64_t cols = located.entry->shape[1];
-    if (out.empty() || cols == 0) return OkStatus();
-    // Whole rows that cover the range, a few at a time; the range is cut out of them.
-    const int64_t row_bytes = cols * DTypeSize(dtype);
-    const int64_t end = offset + static_cast<int64_t>(out.size());
-    const int64_t block_rows =
-        std::max<int64_t>(1, kDecodeBytes / (cols * DTypeSize(located.base->dtype)));
-    const int64_t end_row = (end + row_bytes - 1) / row_bytes;
-    std::vector<std::byte> decoded;
-    for (int64_t row = offset / row_bytes; row < end_row; row += block_rows) {
-      const int64_t rows = std::min(block_rows, end_row - row);
-      decoded.resize(static_cast<size_t>(rows * row_bytes));
-      STOCKPOT_RETURN_IF_ERROR(DecodeRows(located, dtype, row, rows, decoded.data()));
-      const int64_t from = std::max(offset, row * row_bytes);
-      const int64_t to = std::min(end, (row + rows) * row_bytes);
-      std::memcpy(out.data() + (from - offset), decoded.data() + (from - row * row_bytes),
-                  static_cast<size_t>(to - from));
-    }
-    return OkStatus();
-  }
-
-  // Rows [row, row + rows) of base + alpha * sign, rounded once to `dtype`.
-  Status DecodeRows(const Located& located, DType dtype, int64_t row, int64_t rows,
-                    void* out) const {
-    const TensorEntry& base = *located.base;
-    const int64_t cols = base.shape[1];
-    const int64_t base_row_bytes = cols * DTypeSize(base.dtype);
-    std::vector<std::byte> weights(static_cast<size_t>(rows * base_row_bytes));
-    std::vector<uint8_t> signs(static_cast<size_t>(SignBytes(rows, cols)));
-    std::vector<float> alpha(static_cast<size_t>(rows));
-    STOCKPOT_RETURN_IF_ERROR(store_.ReadPart(base.parts.at("data"), row * base_row_bytes, weights));
-    STOCKPOT_RETURN_IF_ERROR(store_.ReadPart(located.entry->parts.at("signs"),
-                                             row * SignRowBytes(cols),
-                                             std::as_writable_bytes(std::span(signs))));
-    STOCKPOT_RETURN_IF_ERROR(store_.ReadPart(located.entry->parts.at("alpha"), row * 4,
-                                             std::as_writable_bytes(std::span(alpha))));
-    for (int64_t r = 0; r < rows; ++r) {
-      const double scale = alpha[static_cast<size_t>(r)];
-      for (int64_t c = 0; c < cols; ++c) {
-        const double weight = LoadWeight(weights.data(), base.dtype, r * cols + c);
-        const double sign = SignAt(signs.data(), cols, r, c);
-        StoreWeight(weight + scale * sign, dtype, out, r * cols + c);
-      }
-    }
-    return OkStatus();
   }
 
   const CheckpointStore& store_;

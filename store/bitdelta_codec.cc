@@ -10,6 +10,7 @@
 #include "kernels/bitdelta/signs.h"
 #include "store/artifact_source.h"
 #include "store/model_structure.h"
+#include "store/sparse_codec.h"
 
 namespace stockpot {
 namespace {
@@ -91,7 +92,7 @@ class VariantBuilder {
     }
     STOCKPOT_ASSIGN_OR_RETURN(base_, store_.GetManifest(*source_.base));
     for (const TensorEntry& entry : source_.tensors) {
-      if (entry.codec == Codec::kBitDelta) {
+      if (entry.codec == Codec::kBitDelta || entry.codec == Codec::kSparse) {
         return InvalidArgument(Quoted(entry.name) + " is compressed already");
       }
     }
@@ -248,23 +249,69 @@ class VariantBuilder {
     }
     const TensorRole role = structure_->RoleOf(entry.name, entry.shape);
     TensorEntry stored{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
-    if (codec_ == PublishCodec::kBitDelta && role == TensorRole::kBlockLinear) {
-      stored.codec = Codec::kBitDelta;
-      STOCKPOT_ASSIGN_OR_RETURN(stored.parts["signs"], Put(signs));
-      STOCKPOT_ASSIGN_OR_RETURN(stored.parts["alpha"], Put(alpha));
-      block_compressed_ += entry.elements();
-    } else {
-      STOCKPOT_RETURN_IF_ERROR(StoreRaw(entry, tuned, stored));
+    stored.codec = ChooseCodec(entry, role, base, tuned);
+    switch (stored.codec) {
+      case Codec::kSparse:
+        STOCKPOT_RETURN_IF_ERROR(StoreSparse(base, tuned, stored));
+        if (role == TensorRole::kBlockLinear) block_sparse_ += entry.elements();
+        break;
+      case Codec::kBitDelta:
+        STOCKPOT_RETURN_IF_ERROR(StoreSigns(signs, alpha, stored));
+        block_compressed_ += entry.elements();
+        break;
+      default:
+        STOCKPOT_RETURN_IF_ERROR(StoreRaw(entry, tuned, stored));
     }
     (role == TensorRole::kBlockLinear ? block_elements_ : other_changed_) += entry.elements();
     const double changed = static_cast<double>(stats->changed) /
                            static_cast<double>(std::max<int64_t>(1, stats->elements));
     const nlohmann::json facts = {{"role", TensorRoleName(role)},
+                                  {"codec", CodecName(stored.codec)},
                                   {"bytes", stored.stored_bytes()},
                                   {"changed", Rounded(changed)},
                                   {"error", Rounded(stats->OneBitError())}};
     variant_.attributes["tensor/" + entry.name] = facts.dump();
     variant_.tensors.push_back(std::move(stored));
+    return OkStatus();
+  }
+
+  // The smallest that is exact enough; the rules are in the header.
+  Codec ChooseCodec(const TensorEntry& entry, TensorRole role, const WeightMatrix& base,
+                    const WeightMatrix& tuned) const {
+    if (codec_ == PublishCodec::kDense || entry.shape.size() != 2) return Codec::kRaw;
+    const bool block = role == TensorRole::kBlockLinear;
+    const int64_t exact_limit = block ? SignBytes(base.rows, base.cols) + 4 * base.rows
+                                      : entry.logical_bytes() / 2;
+    const TensorEntry* of_base = base_.Resolve(entry.name);
+    if (of_base != nullptr && base.dtype == tuned.dtype) {
+      const SparseShape shape = SparseShapeOf(base);
+      const int64_t changed = CountChanged(BytesOf(base), BytesOf(tuned), shape);
+      if (SparseBytes(shape.d_out, shape.d_in, shape.element_bytes, changed) <= exact_limit) {
+        return Codec::kSparse;
+      }
+    }
+    return block ? Codec::kBitDelta : Codec::kRaw;
+  }
+
+  static SparseShape SparseShapeOf(const WeightMatrix& w) {
+    return {.d_out = w.rows, .d_in = w.cols, .element_bytes = DTypeSize(w.dtype)};
+  }
+  static const std::byte* BytesOf(const WeightMatrix& w) {
+    return static_cast<const std::byte*>(w.data);
+  }
+
+  Status StoreSigns(const std::vector<uint8_t>& signs, const std::vector<float>& alpha,
+                    TensorEntry& stored) {
+    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["signs"], Put(signs));
+    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["alpha"], Put(alpha));
+    return OkStatus();
+  }
+
+  Status StoreSparse(const WeightMatrix& base, const WeightMatrix& tuned, TensorEntry& stored) {
+    const SparseParts parts = EncodeSparse(BytesOf(base), BytesOf(tuned), SparseShapeOf(base));
+    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["counts"], Put(parts.counts));
+    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["columns"], Put(parts.columns));
+    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["values"], Put(parts.values));
     return OkStatus();
   }
 
@@ -314,6 +361,7 @@ class VariantBuilder {
   void AddTotals(const Digest& artifact) {
     const nlohmann::json coverage = {{"block_elements", block_elements_},
                                      {"block_compressed", block_compressed_},
+                                     {"block_sparse", block_sparse_},
                                      {"other_changed", other_changed_}};
     variant_.attributes["source"] = artifact.Hex();
     variant_.attributes["codec"] = PublishCodecName(codec_);
@@ -379,6 +427,7 @@ class VariantBuilder {
   bool head_untied_ = false;
   int64_t block_elements_ = 0;
   int64_t block_compressed_ = 0;
+  int64_t block_sparse_ = 0;
   int64_t other_changed_ = 0;
 };
 

@@ -2,10 +2,15 @@
 // rule in kernels/bitdelta/signs.h).
 //
 //   identical values to the base    -> codec base, 0 bytes
+//   2-D, few elements changed       -> codec sparse, exactly: where that is at most as large as one
+//                                      bit a weight (a linear weight of a block: up to 3 % of bf16
+//                                      elements), or half of the raw bytes (another 2-D weight)
 //   2-D linear weight of a block    -> codec bitdelta: sign bits + float32 alpha per output row
 //   anything else that changed      -> codec raw, exactly: norms, biases, embeddings, head,
 //   routers,
 //                                      3-D experts, weights stored transposed (Conv1D)
+//
+// Half, because a raw tensor shares the checkpoint's chunks while that is kept.
 //
 // Which weights are linear layers of a block is decided by structure (store/model_structure.h),
 // never by a substring such as "proj".
@@ -42,13 +47,13 @@ namespace stockpot {
 //   "codec"          "bitdelta" or "dense"
 //   "bytes"          stored bytes of the variant: tensors and config files
 //   "bytes_full"     logical bytes of the artifact
-//   "coverage"       JSON {"block_elements", "block_compressed", "other_changed"}: elements of the
-//                    linear layers of blocks that changed, how many of these are 1 bit, and how
-//                    many elements beside them changed tensors have (stored exactly)
-//   "tensor/<name>"  per changed tensor, JSON {"role", "bytes", "changed": share of the elements
-//   that
-//                    differ from the base, "error": relative squared error of one bit and one
-//                    scale}
+//   "coverage"       JSON {"block_elements", "block_compressed", "block_sparse", "other_changed"}:
+//                    elements of the linear layers of blocks that changed, how many of these are 1
+//                    bit or sparse, and how many elements beside them changed tensors have (stored
+//                    exactly)
+//   "tensor/<name>"  per changed tensor, JSON {"role", "codec", "bytes", "changed": share of the
+//                    elements that differ from the base, "error": relative squared error of one
+//                    bit and one scale, whether or not that was chosen}
 Result<Manifest> BuildVariant(CheckpointStore& store, const Digest& artifact, PublishCodec codec,
                               ThreadPool& threads, const ProgressFunction& progress);
 

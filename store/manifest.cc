@@ -5,13 +5,14 @@
 
 #include "kernels/bitdelta/signs.h"
 #include "store/names.h"
+#include "store/sparse_codec.h"
 
 namespace stockpot {
 namespace {
 
 constexpr std::array<std::string_view, 6> kKindNames = {"base",    "checkpoint", "merge",
                                                         "variant", "adapter",    "state"};
-constexpr std::array<std::string_view, 3> kCodecNames = {"raw", "base", "bitdelta"};
+constexpr std::array<std::string_view, 4> kCodecNames = {"raw", "base", "bitdelta", "sparse"};
 
 Status CheckPart(const Part& part, int64_t max_bytes) {
   if (part.bytes < 0) return InvalidArgument("negative size");
@@ -40,6 +41,16 @@ Status CheckRole(const TensorEntry& tensor, const std::string& role, int64_t byt
                            " bytes, shape and dtype make " + std::to_string(bytes));
   }
   return CheckPart(it->second, kMaxTensorBytes).WithContext("part '" + role + "'");
+}
+
+Status CheckSparse(const TensorEntry& tensor) {
+  const int64_t column_bytes = SparseColumnBytes(tensor.shape[1]);
+  const auto columns = tensor.parts.find("columns");
+  const int64_t changed = columns == tensor.parts.end() ? 0 : columns->second.bytes / column_bytes;
+  if (changed > tensor.elements()) return InvalidArgument("more changed elements than elements");
+  STOCKPOT_RETURN_IF_ERROR(CheckRole(tensor, "counts", 4 * tensor.shape[0]));
+  STOCKPOT_RETURN_IF_ERROR(CheckRole(tensor, "columns", changed * column_bytes));
+  return CheckRole(tensor, "values", changed * DTypeSize(tensor.dtype));
 }
 
 Status CheckAlias(const Manifest& manifest, const TensorEntry& tensor) {
@@ -102,7 +113,8 @@ Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
     if (tensor.codec == Codec::kRaw) return CheckPieces(manifest, tensor);
     return InvalidArgument("pieces of a tensor that is not raw");
   }
-  const size_t parts = tensor.codec == Codec::kBase ? 0 : tensor.codec == Codec::kRaw ? 1 : 2;
+  constexpr std::array<size_t, kCodecNames.size()> kParts = {1, 0, 2, 3};  // by codec
+  const size_t parts = kParts[static_cast<size_t>(tensor.codec)];
   if (tensor.parts.size() != parts) {
     return InvalidArgument("codec '" + std::string(CodecName(tensor.codec)) + "' has " +
                            std::to_string(parts) + " parts, not " +
@@ -114,11 +126,14 @@ Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
     case Codec::kRaw:
       return CheckRole(tensor, "data", tensor.logical_bytes());
     case Codec::kBitDelta:
+    case Codec::kSparse:
       break;
   }
-  if (tensor.shape.size() != 2) return InvalidArgument("bitdelta of a tensor that is not 2-D");
-  if (!IsWeightDType(tensor.dtype))
-    return InvalidArgument("bitdelta of a tensor that is not float");
+  if (tensor.shape.size() != 2 || !IsWeightDType(tensor.dtype)) {
+    return InvalidArgument(std::string(CodecName(tensor.codec)) +
+                           " of a tensor that is not 2-D or not float");
+  }
+  if (tensor.codec == Codec::kSparse) return CheckSparse(tensor);
   STOCKPOT_RETURN_IF_ERROR(CheckRole(tensor, "signs", SignBytes(tensor.shape[0], tensor.shape[1])));
   return CheckRole(tensor, "alpha", 4 * tensor.shape[0]);
 }

@@ -22,6 +22,8 @@
 //     digest.
 //   - base: no parts, `content` names the base tensor's bytes; only in artifacts with a base
 //   - bitdelta: 2-D; "signs" of SignBytes(shape) and "alpha" of 4 * shape[0] bytes (F32)
+//   - sparse: 2-D, of float; "counts" of 4 * shape[0] bytes, "columns" and "values" of as many
+//     elements
 //   - alias_of names a tensor of the same manifest that is no alias, of the same dtype and shape
 //   - counts, ranks and sizes within the limits below, products without overflow
 #pragma once
@@ -62,6 +64,7 @@ enum class Codec : uint8_t {
   kRaw,       // "raw": the bytes themselves
   kBase,      // "base": identical to the base's tensor of this name; no bytes
   kBitDelta,  // "bitdelta": base + alpha * sign, see kernels/bitdelta/signs.h
+  kSparse,    // "sparse": the base with its changed elements, see store/sparse_codec.h
 };
 std::string_view CodecName(Codec codec);
 Result<Codec> CodecFromName(std::string_view name);
@@ -81,6 +84,7 @@ struct TensorEntry {
   std::string alias_of;               // not empty: tied to that tensor; no parts, no codec
   std::vector<TensorBox> pieces;      // raw, not empty: cut like this, piece i in "data/<i>"
   std::map<std::string, Part> parts;  // by role: "data" | "data/0", ... | "signs", "alpha"
+                                      // | "counts", "columns", "values"
   Digest content;                     // codec base: TreeDigest of the base tensor's bytes
 
   int64_t elements() const;       // product of the shape (1 for a scalar)

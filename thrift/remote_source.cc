@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/bitdelta/signs.h"
+#include "store/delta_reader.h"
 #include "store/raw_tensor_reader.h"
 
 namespace stockpot {
@@ -29,9 +29,10 @@ class RemoteSource : public TensorSource {
 
  private:
   Status ReadPart(const Part& part, int64_t offset, std::span<std::byte> out) const;
+  PartReader PartReaderOfThis() const;
   RawTensorReader ReaderOf(const TensorEntry& raw) const;
   Result<const Part*> BasePart(const TensorEntry& entry) const;
-  Status ReadBitDelta(const TensorEntry& entry, int64_t offset, std::span<std::byte> out) const;
+  Status ReadDelta(const TensorEntry& entry, int64_t offset, std::span<std::byte> out) const;
 
   Client& client_;
   const Manifest manifest_;
@@ -91,10 +92,22 @@ Status RemoteSource::ReadPart(const Part& part, int64_t offset, std::span<std::b
                              });
 }
 
-RawTensorReader RemoteSource::ReaderOf(const TensorEntry& raw) const {
-  return RawTensorReader(raw, [this](const Part& part, int64_t offset, std::span<std::byte> out) {
+PartReader RemoteSource::PartReaderOfThis() const {
+  return [this](const Part& part, int64_t offset, std::span<std::byte> out) {
     return ReadPart(part, offset, out);
-  });
+  };
+}
+
+RawTensorReader RemoteSource::ReaderOf(const TensorEntry& raw) const {
+  return RawTensorReader(raw, PartReaderOfThis());
+}
+
+Status RemoteSource::ReadDelta(const TensorEntry& entry, int64_t offset,
+                               std::span<std::byte> out) const {
+  const TensorEntry* base = base_.Resolve(entry.name);
+  if (base == nullptr) return Corruption("the base has no such tensor");
+  STOCKPOT_RETURN_IF_ERROR(DeltaReader::Check(entry, *base));
+  return DeltaReader(entry, *base, PartReaderOfThis()).Read(offset, out);
 }
 
 Result<const Part*> RemoteSource::BasePart(const TensorEntry& entry) const {
@@ -104,55 +117,6 @@ Result<const Part*> RemoteSource::BasePart(const TensorEntry& entry) const {
     return Corruption("the base has no tensor '" + entry.name + "' of that dtype and shape");
   }
   return &base->parts.at("data");
-}
-
-template <typename Store>
-void DecodeSigns(const TensorEntry& entry, int64_t first, int64_t count, const float* alpha,
-                 const uint8_t* signs, int64_t first_row, const void* base, Store store) {
-  const int64_t columns = entry.shape[1];
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = (first + i) / columns;
-    const int64_t column = (first + i) % columns;
-    const float sign = SignAt(signs, columns, row - first_row, column);
-    store(i, LoadWeight(base, entry.dtype, i) + alpha[row - first_row] * sign);
-  }
-}
-
-Status RemoteSource::ReadBitDelta(const TensorEntry& entry, int64_t offset,
-                                  std::span<std::byte> out) const {
-  const int64_t size = static_cast<int64_t>(out.size());
-  if (offset < 0 || size > entry.logical_bytes() || offset > entry.logical_bytes() - size) {
-    return InvalidArgument("a read past the end");
-  }
-  if (size == 0) return OkStatus();
-  if (!IsWeightDType(entry.dtype)) return Corruption("bitdelta of dtype that is no weight's");
-  STOCKPOT_ASSIGN_OR_RETURN(const Part* base_part, BasePart(entry));
-  const int64_t width = DTypeSize(entry.dtype);
-  const int64_t first = offset / width;
-  const int64_t count = (offset + size + width - 1) / width - first;
-  const int64_t first_row = first / entry.shape[1];
-  const int64_t rows = (first + count - 1) / entry.shape[1] + 1 - first_row;
-  const int64_t row_bytes = SignRowBytes(entry.shape[1]);
-
-  std::vector<std::byte> values(count * width);
-  std::vector<float> alpha(rows);
-  std::vector<uint8_t> signs(rows * row_bytes);
-  STOCKPOT_RETURN_IF_ERROR(ReadPart(*base_part, first * width, values));
-  STOCKPOT_RETURN_IF_ERROR(ReadPart(entry.parts.at("alpha"), first_row * int64_t{sizeof(float)},
-                                    std::as_writable_bytes(std::span(alpha))));
-  STOCKPOT_RETURN_IF_ERROR(ReadPart(entry.parts.at("signs"), first_row * row_bytes,
-                                    std::as_writable_bytes(std::span(signs))));
-  const auto put = [&](int64_t i, float value) {
-    if (entry.dtype == DType::kF32) {
-      std::memcpy(values.data() + i * 4, &value, 4);
-      return;
-    }
-    const uint16_t bits = entry.dtype == DType::kBF16 ? BF16FromFloat(value) : F16FromFloat(value);
-    std::memcpy(values.data() + i * 2, &bits, 2);
-  };
-  DecodeSigns(entry, first, count, alpha.data(), signs.data(), first_row, values.data(), put);
-  std::memcpy(out.data(), values.data() + (offset - first * width), size);
-  return OkStatus();
 }
 
 Status RemoteSource::Read(std::string_view name, int64_t offset, std::span<std::byte> out) const {
@@ -171,7 +135,8 @@ Status RemoteSource::Read(std::string_view name, int64_t offset, std::span<std::
       return ReadPart(**part, offset, out).WithContext(context);
     }
     case Codec::kBitDelta:
-      return ReadBitDelta(*entry, offset, out).WithContext(context);
+    case Codec::kSparse:
+      return ReadDelta(*entry, offset, out).WithContext(context);
   }
   return Corruption(context + ": unknown codec");
 }

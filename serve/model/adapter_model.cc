@@ -62,10 +62,10 @@ class AdapterLoader {
       for (size_t p = 0; p < kProjections; ++p) {
         const std::string name = ProjectionName(static_cast<int64_t>(layer),
                                                 static_cast<Projection>(p), "weight");
-        places[name] = &tensors_.view.layers[layer].lora[p];
+        places[name] = &tensors_.view.layers[layer].linear[p].lora;
       }
     }
-    places[std::string(kHeadName)] = &tensors_.view.head_lora;
+    places[std::string(kHeadName)] = &tensors_.view.head.lora;
     return places;
   }
 

@@ -13,6 +13,7 @@
 #include "kernels/base/check.h"
 #include "kernels/bitdelta/linear.h"
 #include "kernels/lora/lora_linear.h"
+#include "kernels/sparse/sparse_delta.h"
 #include "kernels/transformer/ops.h"
 #include "serve/model/weights_internal.h"
 
@@ -50,6 +51,11 @@ FloatMatrix Columns(const FloatMatrix& m, int64_t first, int64_t count) {
 
 FloatMatrix Rows(const FloatMatrix& m, int64_t begin, int64_t end) {
   return {.data = m.row(begin), .rows = end - begin, .cols = m.cols, .stride = m.stride};
+}
+
+template <typename Delta>
+bool AnySet(const std::vector<const Delta*>& table) {
+  return std::any_of(table.begin(), table.end(), [](const Delta* d) { return d != nullptr; });
 }
 
 void EmbedRow(const WeightMatrix& embeddings, int32_t token, float* out) {
@@ -96,11 +102,13 @@ struct Transformer::State {
   std::vector<AttentionArgs> attention;
   // [projections of one input][variants]: the deltas of the running call.
   std::array<std::vector<LayerDelta>, kMaxShared> tables;
+  std::array<std::vector<const SparseDelta*>, kMaxShared> sparse;
   std::array<std::vector<const LoraDelta*>, kMaxShared> loras;
   std::vector<const float*> norms;  // [rows], of the current norm
 
   // --- activations ---
   LinearScratch scratch;
+  SparseScratch sparse_scratch;
   LoraScratch lora_scratch;
   AlignedBuffer<float> memory;
   AlignedBuffer<float> logits_memory;
@@ -126,6 +134,8 @@ struct Transformer::State {
   void AddUpdateAndNorm(const float* DecoderLayerView::*norm, size_t layer);
   void Linear(ConstFloatMatrix x, std::span<LinearOutput> outputs,
               std::span<const int32_t> variant_rows, std::span<const DeltaSum> sum_rows);
+  template <typename GetView>
+  void FillTables(size_t i, const GetView& get);
   void Project(size_t layer, const FloatMatrix& x,
                std::initializer_list<std::pair<Projection, FloatMatrix>> projections);
 };
@@ -267,7 +277,7 @@ void Transformer::State::AddUpdateAndNorm(const float* DecoderLayerView::*norm, 
   ForRows(hidden.cols, body);
 }
 
-// Computes x through every weight of `outputs`; `tables` and `loras` hold their deltas.
+// Computes x through every weight of `outputs`; the tables hold their deltas.
 void Transformer::State::Linear(ConstFloatMatrix x, std::span<LinearOutput> outputs,
                                 std::span<const int32_t> variant_rows,
                                 std::span<const DeltaSum> sum_rows) {
@@ -288,13 +298,32 @@ void Transformer::State::Linear(ConstFloatMatrix x, std::span<LinearOutput> outp
   const Status status = BitDeltaLinearCpu(args, scratch, threads);
   STOCKPOT_CHECK(status.ok(), status.ToString());
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const bool any = std::any_of(loras[i].begin(), loras[i].end(),
-                                 [](const LoraDelta* lora) { return lora != nullptr; });
-    if (!any) continue;
-    const Status added = LoraLinearCpu(
-        {.x = x, .deltas = loras[i], .delta_of_row = variant_rows, .y = outputs[i].y}, lora_scratch,
-        threads);
-    STOCKPOT_CHECK(added.ok(), added.ToString());
+    const FloatMatrix& y = outputs[i].y;
+    if (AnySet(sparse[i])) {
+      const Status added = SparseDeltaLinearCpu(
+          {.x = x, .deltas = sparse[i], .delta_of_row = variant_rows, .y = y}, sparse_scratch,
+          threads);
+      STOCKPOT_CHECK(added.ok(), added.ToString());
+    }
+    if (AnySet(loras[i])) {
+      const Status added = LoraLinearCpu(
+          {.x = x, .deltas = loras[i], .delta_of_row = variant_rows, .y = y}, lora_scratch, threads);
+      STOCKPOT_CHECK(added.ok(), added.ToString());
+    }
+  }
+}
+
+// Fills the tables of output `i` with what every variant of the batch has there.
+template <typename GetView>
+void Transformer::State::FillTables(size_t i, const GetView& get) {
+  tables[i].clear();
+  sparse[i].clear();
+  loras[i].clear();
+  for (const DecoderView* view : views) {
+    const LinearView& linear = get(*view);
+    tables[i].push_back(linear.delta);
+    sparse[i].push_back(linear.sparse);
+    loras[i].push_back(linear.lora);
   }
 }
 
@@ -310,12 +339,9 @@ void Transformer::State::Project(
                       .bias = weights.layers[layer].bias[p],
                       .variants = {},
                       .y = y};
-    tables[count].clear();
-    loras[count].clear();
-    for (const DecoderView* view : views) {
-      tables[count].push_back(view->layers[layer].delta[p]);
-      loras[count].push_back(view->layers[layer].lora[p]);
-    }
+    FillTables(count, [&](const DecoderView& view) -> const LinearView& {
+      return view.layers[layer].linear[p];
+    });
     ++count;
   }
   Linear(Const(x), std::span(outputs).first(count), variant_of_row, sum_of_row);
@@ -390,12 +416,7 @@ void Transformer::State::Layer(size_t layer) {
 // Final norm and vocabulary projection of the wanted rows, block by block.
 void Transformer::State::Deliver(const LogitsSink& sink) {
   const size_t block = static_cast<size_t>(kHeadRows);
-  tables[0].clear();
-  loras[0].clear();
-  for (const DecoderView* view : views) {
-    tables[0].push_back(view->head);
-    loras[0].push_back(view->head_lora);
-  }
+  FillTables(0, [](const DecoderView& view) -> const LinearView& { return view.head; });
   for (size_t begin = 0; begin < wanted.size(); begin += block) {
     const std::span<const WantedRow> some =
         std::span(wanted).subspan(begin, std::min(block, wanted.size() - begin));

@@ -3,7 +3,9 @@
 #include <set>
 
 #include "serve/model/weights_internal.h"
+#include "store/delta_reader.h"
 #include "store/raw_tensor_reader.h"
+#include "store/sparse_codec.h"
 
 namespace stockpot {
 namespace {
@@ -123,22 +125,24 @@ class VariantLoader {
     return OkStatus();
   }
 
-  WeightStorage::Reader RawReaderOf(const TensorEntry& entry) {
-    const auto read_part = [this](const Part& part, int64_t offset, std::span<std::byte> out) {
+  PartReader CountedParts() {
+    return [this](const Part& part, int64_t offset, std::span<std::byte> out) {
+      tensors_.read_bytes += static_cast<int64_t>(out.size());
       return store_.ReadPart(part, offset, out);
     };
-    return [this, reader = RawTensorReader(entry, read_part)](int64_t offset,
-                                                              std::span<std::byte> out) {
-      tensors_.read_bytes += static_cast<int64_t>(out.size());
+  }
+
+  WeightStorage::Reader RawReaderOf(const TensorEntry& entry) {
+    return [reader = RawTensorReader(entry, CountedParts())](int64_t offset,
+                                                             std::span<std::byte> out) {
       return reader.Read(offset, out);
     };
   }
 
   WeightStorage::Reader ReaderOf(const TensorEntry& entry, const char* role) {
     const Part& part = entry.parts.at(role);  // Validate() of the manifest: the role is there
-    return [this, &part](int64_t offset, std::span<std::byte> out) {
-      tensors_.read_bytes += static_cast<int64_t>(out.size());
-      return store_.ReadPart(part, offset, out);
+    return [&part, read = CountedParts()](int64_t offset, std::span<std::byte> out) {
+      return read(part, offset, out);
     };
   }
 
@@ -172,6 +176,8 @@ class VariantLoader {
         return InvalidArgument("the embeddings are tied to '" + entry.name + "'");
       case Codec::kRaw:
         return RawMatrix(entry);
+      case Codec::kSparse:
+        return PatchedMatrix(entry);
       case Codec::kBitDelta:
         break;
     }
@@ -179,9 +185,68 @@ class VariantLoader {
                            "': codec bitdelta is not supported for embeddings");
   }
 
+  // The base's matrix with the changed elements, dense.
+  Result<WeightMatrix> PatchedMatrix(const TensorEntry& entry) {
+    STOCKPOT_ASSIGN_OR_RETURN(const TensorEntry* base, BaseOf(entry));
+    const DeltaReader reader(entry, *base, CountedParts());
+    Result<WeightMatrix> matrix =
+        tensors_.storage.ReadMatrix(entry.dtype, entry.shape[0], entry.shape[1],
+                                    [&](int64_t offset, std::span<std::byte> out) {
+                                      return reader.Read(offset, out);
+                                    });
+    if (!matrix.ok()) return matrix.status().WithContext("tensor '" + entry.name + "'");
+    return matrix;
+  }
+
+  Result<const TensorEntry*> BaseOf(const TensorEntry& entry) const {
+    const TensorEntry* base = base_manifest_.Resolve(entry.name);
+    const Status status =
+        base == nullptr ? Corruption("the base has no such tensor") : DeltaReader::Check(entry, *base);
+    if (!status.ok()) return status.WithContext("tensor '" + entry.name + "'");
+    return base;
+  }
+
+  // The changed elements beside `of_base`, the resident weight they are over.
+  Result<const SparseDelta*> Sparse(const TensorEntry& entry, const WeightMatrix& of_base) {
+    STOCKPOT_RETURN_IF_ERROR(BaseOf(entry).status());
+    const Part& values_part = entry.parts.at("values");
+    const int64_t changed = values_part.bytes / DTypeSize(entry.dtype);
+    std::vector<uint32_t> counts(static_cast<size_t>(entry.shape[0]));
+    std::vector<std::byte> stored(static_cast<size_t>(entry.parts.at("columns").bytes));
+    std::vector<std::byte> values(static_cast<size_t>(values_part.bytes));
+    const PartReader read = CountedParts();
+    STOCKPOT_RETURN_IF_ERROR(
+        read(entry.parts.at("counts"), 0, std::as_writable_bytes(std::span(counts))));
+    STOCKPOT_RETURN_IF_ERROR(read(entry.parts.at("columns"), 0, stored));
+    STOCKPOT_RETURN_IF_ERROR(read(values_part, 0, values));
+    STOCKPOT_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets,
+                              SparseOffsets(counts, entry.shape[1], changed));
+    STOCKPOT_ASSIGN_OR_RETURN(const std::vector<uint32_t> columns,
+                              SparseColumns(offsets, stored, entry.shape[1]));
+    SparseElements elements;
+    elements.row_offsets.push_back(0);
+    for (int64_t row = 0; row < entry.shape[0]; ++row) {
+      for (int64_t i = offsets[static_cast<size_t>(row)]; i < offsets[static_cast<size_t>(row) + 1];
+           ++i) {
+        const uint32_t column = columns[static_cast<size_t>(i)];
+        const float delta =
+            LoadWeight(values.data(), entry.dtype, i) - of_base.at(row, column);
+        if (delta == 0) continue;  // 0 became -0
+        elements.columns.push_back(column);
+        elements.values.push_back(delta);
+      }
+      elements.row_offsets.push_back(static_cast<int64_t>(elements.columns.size()));
+    }
+    Result<SparseDelta> delta =
+        SparseDelta::FromElements(entry.shape[0], entry.shape[1], elements);
+    if (!delta.ok()) return delta.status();
+    return tensors_.storage.Keep(*std::move(delta));
+  }
+
   // A linear weight; `of_base` is what its delta is over.
-  Result<LayerDelta> Delta(const TensorEntry& entry) {
-    LayerDelta delta;
+  Result<LinearView> Linear(const TensorEntry& entry, const WeightMatrix& of_base) {
+    LinearView view;
+    LayerDelta& delta = view.delta;
     switch (entry.codec) {
       case Codec::kBase:
         break;
@@ -197,8 +262,14 @@ class VariantLoader {
         delta.signs = *signs;
         break;
       }
+      case Codec::kSparse: {
+        Result<const SparseDelta*> sparse = Sparse(entry, of_base);
+        if (!sparse.ok()) return sparse.status().WithContext("tensor '" + entry.name + "'");
+        view.sparse = *sparse;
+        break;
+      }
     }
-    return delta;
+    return view;
   }
 
   Status LoadLayer(size_t layer) {
@@ -215,12 +286,12 @@ class VariantLoader {
         return InvalidArgument("tensor '" + name + "' is tied to '" + entry.name +
                                "': only the head may be tied");
       }
-      STOCKPOT_ASSIGN_OR_RETURN(view.delta[p], Delta(entry));
+      STOCKPOT_ASSIGN_OR_RETURN(view.linear[p], Linear(entry, base_.layers[layer].weight[p]));
       if (!ShapeOf(tensors_.config, projection).has_bias) continue;
       const float* const base_bias = base_.layers[layer].bias[p];
       STOCKPOT_ASSIGN_OR_RETURN(const float* bias,
                                 Vector(ProjectionName(index, projection, "bias"), base_bias));
-      if (bias != base_bias) view.delta[p].bias = bias;
+      if (bias != base_bias) view.linear[p].delta.bias = bias;
     }
     return OkStatus();
   }
@@ -235,13 +306,17 @@ class VariantLoader {
           "config.json ties the embeddings, but tensor 'lm_head.weight' differs from "
           "'model.embed_tokens.weight'");
     }
-    LayerDelta& delta = tensors_.view.head;
     if (!tied) {
-      STOCKPOT_ASSIGN_OR_RETURN(delta, Delta(*head));
+      STOCKPOT_ASSIGN_OR_RETURN(tensors_.view.head, Linear(*head, base_.head));
+      return OkStatus();
+    }
+    const bool over_embeddings = base_.head.data == base_.view.embeddings.data;
+    if (embeddings->codec == Codec::kSparse && over_embeddings) {
+      STOCKPOT_ASSIGN_OR_RETURN(tensors_.view.head, Linear(*embeddings, base_.head));
       return OkStatus();
     }
     const WeightMatrix& own = tensors_.view.embeddings;
-    if (own.data != base_.head.data) delta.dense = tensors_.storage.Keep(own);
+    if (own.data != base_.head.data) tensors_.view.head.delta.dense = tensors_.storage.Keep(own);
     return OkStatus();
   }
 

@@ -132,6 +132,12 @@ const LoraDelta* WeightStorage::Keep(LoraDelta delta) {
   return &loras_.back();
 }
 
+const SparseDelta* WeightStorage::Keep(SparseDelta delta) {
+  bytes_ += delta.bytes();
+  sparse_.push_back(std::move(delta));
+  return &sparse_.back();
+}
+
 const WeightMatrix* WeightStorage::Keep(const WeightMatrix& view) {
   views_.push_back(view);
   return &views_.back();

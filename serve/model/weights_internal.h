@@ -14,6 +14,7 @@
 #include "kernels/base/view.h"
 #include "kernels/bitdelta/linear.h"
 #include "kernels/lora/lora_linear.h"
+#include "kernels/sparse/sparse_delta.h"
 #include "serve/model/weights.h"
 
 namespace stockpot {
@@ -48,6 +49,7 @@ class WeightStorage {
                                        const Reader& alpha);
   const WeightMatrix* Keep(const WeightMatrix& view);  // a view with a stable address
   const LoraDelta* Keep(LoraDelta delta);
+  const SparseDelta* Keep(SparseDelta delta);
 
   int64_t bytes() const { return bytes_; }
 
@@ -57,15 +59,22 @@ class WeightStorage {
   std::vector<std::unique_ptr<std::byte, void (*)(std::byte*)>> blocks_;
   std::deque<PackedSigns> signs_;
   std::deque<LoraDelta> loras_;
+  std::deque<SparseDelta> sparse_;
   std::deque<WeightMatrix> views_;
   int64_t bytes_ = 0;
 };
 
+// What one linear layer of a variant is beside the base's.
+struct LinearView {
+  LayerDelta delta;                     // 1-bit planes, or a weight of its own
+  const SparseDelta* sparse = nullptr;  // changed elements; null: none
+  const LoraDelta* lora = nullptr;      // an adapter's factors; null: none
+};
+
 // What a row of the batch reads beside the base's matrices: the base's own norms with no deltas, or
-// a variant's, or an adapter's factors.
+// a variant's.
 struct DecoderLayerView {
-  std::array<LayerDelta, kProjections> delta{};
-  std::array<const LoraDelta*, kProjections> lora{};  // null: none
+  std::array<LinearView, kProjections> linear{};
   const float* input_norm = nullptr;  // [hidden]
   const float* post_norm = nullptr;   // [hidden]
 };
@@ -74,8 +83,7 @@ struct DecoderView {
   WeightMatrix embeddings;  // [vocab, hidden]
   std::vector<DecoderLayerView> layers;
   const float* final_norm = nullptr;  // [hidden]
-  LayerDelta head;                    // over the base's head
-  const LoraDelta* head_lora = nullptr;
+  LinearView head;                    // over the base's head
   std::vector<float> inv_freq;        // [head_dim / 2]
   float rms_epsilon = 0;
   int64_t max_positions = 0;

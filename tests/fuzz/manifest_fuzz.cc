@@ -66,7 +66,7 @@ TensorEntry MakeTensor(ByteReader& in) {
     tensor.alias_of = in.String(12);
     return tensor;
   }
-  tensor.codec = static_cast<Codec>(in.Below(3));
+  tensor.codec = static_cast<Codec>(in.Below(4));
   const bool hostile = std::any_of(tensor.shape.begin(), tensor.shape.end(),
                                    [](int64_t d) { return d < 0 || d > 255; });
   const int64_t bytes = hostile ? 1 : tensor.logical_bytes();
@@ -82,6 +82,14 @@ TensorEntry MakeTensor(ByteReader& in) {
       const int64_t columns = hostile || tensor.shape.size() != 2 ? 1 : tensor.shape[1];
       tensor.parts["signs"] = MakePart(in, rows * ((columns + 7) / 8));
       tensor.parts["alpha"] = MakePart(in, 4 * rows);
+      break;
+    }
+    case Codec::kSparse: {
+      const int64_t changed = in.Byte();
+      tensor.parts["counts"] =
+          MakePart(in, hostile || tensor.shape.empty() ? 4 : 4 * tensor.shape[0]);
+      tensor.parts["columns"] = MakePart(in, 2 * changed);
+      tensor.parts["values"] = MakePart(in, DTypeSize(tensor.dtype) * changed);
       break;
     }
   }

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import stockpot
 import torch
 from safetensors.torch import load_file
 from stockpot import CheckpointHook, Client, RunConfig
@@ -109,6 +110,41 @@ def test_numbers_are_those_of_transformers(daemon: Daemon, base_folder: Path, ba
         ours = endpoint.prompt_logprobs(daemon.url, model, TOKENS)
         theirs = torch_logprobs(expected, base_folder, TOKENS)
         assert ours == pytest.approx(theirs, abs=1e-4), model
+
+
+def few_changed(base: Weights, share: float) -> Weights:
+    """A short step of reinforcement learning: a few elements of every matrix, by much."""
+    generator = torch.Generator().manual_seed(11)
+    result = {}
+    for name, tensor in base.items():
+        changed = torch.rand(tensor.shape, generator=generator) < share
+        moved = (tensor.float() + 0.1 * torch.randn(tensor.shape, generator=generator))
+        result[name] = torch.where(changed & (tensor.dim() == 2), moved.to(tensor.dtype), tensor)
+    return result
+
+
+def test_few_changed_elements_lose_nothing(daemon: Daemon, base_folder: Path,
+                                           base_weights: Weights, tmp_path: Path) -> None:
+    weights = few_changed(base_weights, 0.01)
+    push(daemon, "sparse", base_folder, {1: weights, 2: tuned(base_weights, 2)})
+    for model in ("sparse@1", "sparse@2"):
+        endpoint.wait_model(daemon.url, model)
+    ours = endpoint.prompt_logprobs(daemon.url, "sparse@1", TOKENS)
+    assert ours == pytest.approx(torch_logprobs(weights, base_folder, TOKENS), abs=1e-4)
+    assert ours != pytest.approx(torch_logprobs(base_weights, base_folder, TOKENS), abs=1e-3)
+    with Client(daemon.thrift) as client:
+        routes = {route.name: route.target.hex() for route in client.control.routes()}
+        variant = client.lineage.show(routes["sparse@1"])
+        one_bit = client.lineage.show(routes["sparse@2"])
+        loaded = stockpot.load(client, routes["sparse@1"])
+    assert variant.stored_bytes < one_bit.stored_bytes
+    daemon.cli("export", routes["sparse@1"], tmp_path / "out")
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in weights.items():
+        assert json.loads(variant.attributes.get(f"tensor/{name}", '{"codec": "base"}'))[
+            "codec"] == ("sparse" if tensor.dim() == 2 else "base")
+        assert torch.equal(exported[name].view(torch.int16), tensor.view(torch.int16)), name
+        assert torch.equal(loaded[name].view(torch.int16), tensor.view(torch.int16)), name
 
 
 def test_merge_and_lineage(daemon: Daemon, base_folder: Path, base_weights: Weights) -> None:

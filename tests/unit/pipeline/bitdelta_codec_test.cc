@@ -123,6 +123,38 @@ TEST_F(BitDeltaCodecTest, EveryTensorGetsItsCodec) {
   EXPECT_EQ(coverage.at("block_elements"), coverage.at("block_compressed"));
 }
 
+// Where few elements changed they are stored themselves: smaller than one bit a weight, and exact.
+TEST_F(BitDeltaCodecTest, FewChangedElementsAreStoredExactly) {
+  const TestModel base = TinyLlama(random_);
+  StoreBase(base);
+  const auto changed = [&](const std::string& name, size_t count) {
+    TestModel tuned = base;
+    std::vector<std::byte> bytes = *base.ReadAll(name);
+    for (size_t i = 0; i < count; ++i) bytes[i * (bytes.size() / 2 / count) * 2] ^= std::byte{1};
+    tuned.SetBytes(name, DType::kBF16, base.Find(name)->shape, bytes);
+    return tuned;
+  };
+  // 24 x 24: one bit costs 168 bytes, a changed element 4 beside 96 for the rows.
+  for (const auto& [name, count, codec] :
+       {std::tuple(kQ, 1, Codec::kSparse), std::tuple(kQ, 18, Codec::kSparse),
+        std::tuple(kQ, 19, Codec::kBitDelta), std::tuple(kEmbed, 3, Codec::kSparse)}) {
+    SCOPED_TRACE(name + " " + std::to_string(count));
+    const TestModel tuned = changed(name, static_cast<size_t>(count));
+    const auto variant = Build(tuned);
+    ASSERT_OK(variant);
+    const TensorEntry* entry = variant->Find(name);
+    EXPECT_EQ(entry->codec, codec);
+    ExpectDecodes(*variant, base, tuned);
+    if (codec != Codec::kSparse) continue;
+    EXPECT_EQ(entry->stored_bytes(), 4 * entry->shape[0] + 4 * count);
+    const auto facts = nlohmann::json::parse(variant->attributes.at("tensor/" + name));
+    EXPECT_EQ(facts.at("codec"), "sparse");
+    const auto dense = Build(tuned, PublishCodec::kDense);
+    ASSERT_OK(dense);
+    EXPECT_EQ(dense->Find(name)->codec, Codec::kRaw);
+  }
+}
+
 TEST_F(BitDeltaCodecTest, AnUnchangedCheckpointCostsNothingAndSignOfZeroIsPlus) {
   const TestModel base = TinyLlama(random_);
   StoreBase(base);
@@ -130,10 +162,13 @@ TEST_F(BitDeltaCodecTest, AnUnchangedCheckpointCostsNothingAndSignOfZeroIsPlus) 
   ASSERT_OK(variant);
   EXPECT_EQ(variant->stored_bytes(), 0);
   TestModel one = base;
-  one.SetElement(kQ, 30, base.Values(kQ)[30] + 1.0);  // row 1, the others' deltas are 0
-  const auto sparse = Build(one);
-  ASSERT_OK(sparse);
-  const TensorEntry* entry = sparse->Find(kQ);
+  // All of row 1, so that one bit is smaller than the elements; the others' deltas are 0.
+  for (int64_t i = 24; i < 48; ++i) {
+    one.SetElement(kQ, i, base.Values(kQ)[static_cast<size_t>(i)] + 1.0);
+  }
+  const auto row = Build(one);
+  ASSERT_OK(row);
+  const TensorEntry* entry = row->Find(kQ);
   ASSERT_EQ(entry->codec, Codec::kBitDelta);
   std::vector<std::byte> signs(static_cast<size_t>(SignBytes(24, 24)));
   ASSERT_OK(store_->ReadPart(entry->parts.at("signs"), 0, signs));

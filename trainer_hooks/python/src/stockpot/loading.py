@@ -1,8 +1,9 @@
 """Reading artifacts: load() gives one as tensors, Artifact any part of one.
 
 A variant stores a tensor as the base's (codec "base"), as sign bits with a scale per row
-("bitdelta": base + alpha * sign) or as itself ("raw"). Signs: row-major, ceil(columns / 8) bytes a
-row, least significant bit first, 1 = +1; alpha: float32, one per row (kernels/bitdelta/signs.h).
+("bitdelta": base + alpha * sign), as the elements that differ ("sparse") or as itself ("raw").
+Signs: row-major, ceil(columns / 8) bytes a row, least significant bit first, 1 = +1; alpha:
+float32, one per row (kernels/bitdelta/signs.h). Sparse: store/sparse_codec.h.
 Every chunk is compared with its digest before a byte of it is used.
 """
 
@@ -129,8 +130,9 @@ class Artifact:
             if name not in base or base.content(name) != entry["content"]:
                 raise self._corrupt(name, "the base's tensor is another one")
             return base.tensor(name, box)
-        if codec == "bitdelta":
-            whole = self._bitdelta(name, entry)
+        if codec in ("bitdelta", "sparse"):
+            decode = self._bitdelta if codec == "bitdelta" else self._sparse
+            whole = decode(name, entry)
             return whole if box is None else _cut(whole, box).contiguous()
         raise self._corrupt(name, f"unknown codec {codec!r}")
 
@@ -208,6 +210,28 @@ class Artifact:
             raise self._corrupt(name, "the base's tensor has another shape")
         sign = torch.from_numpy(bits).float().mul_(2).sub_(1)
         return sign.mul_(alpha[:, None]).add_(base.float())
+
+    def _sparse(self, name: str, entry: dict[str, Any]) -> torch.Tensor:
+        rows, columns = entry["shape"]
+        dtype = dtypes.dtype_of(entry["dtype"])
+        column_type = np.dtype("<u2" if columns <= 65536 else "<u4")
+        changed = entry["parts"].get("columns", {"bytes": 0})["bytes"] // column_type.itemsize
+        sizes = {"counts": 4 * rows, "columns": changed * column_type.itemsize,
+                 "values": changed * dtype.itemsize}
+        counts, where, values = (
+            self._chunks(f"tensor {name}", part, 0, len(part["chunks"]))
+            for part in (self._part(name, entry, role, size) for role, size in sizes.items()))
+        row = np.repeat(np.arange(rows), np.frombuffer(counts, "<u4"))
+        column = np.frombuffer(where, column_type).astype(np.int64)
+        result = self._base_artifact(name).tensor(name).clone()
+        if list(result.shape) != [rows, columns] or result.dtype != dtype:
+            raise self._corrupt(name, "the base's tensor has another shape or dtype")
+        if len(row) != changed or (column >= columns).any():
+            raise self._corrupt(name, "its changed elements contradict their counts")
+        if changed:
+            result[torch.from_numpy(row), torch.from_numpy(column)] = torch.frombuffer(
+                values, dtype=dtype)
+        return result
 
     def _part(self, name: str, entry: dict[str, Any], role: str, size: int) -> dict[str, Any]:
         part: dict[str, Any] = entry["parts"].get(role, {"bytes": 0, "chunks": []})
