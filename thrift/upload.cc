@@ -206,6 +206,7 @@ rpc::Shard Upload::MakeShard(const std::map<std::string, double>& metrics) const
     if (options_.placements != nullptr) {
       const auto placed = options_.placements->find(item.name);
       if (placed != options_.placements->end()) {
+        if (!placed->second.name.empty()) tensor.name = placed->second.name;
         tensor.group = placed->second.group;
         tensor.global_shape = placed->second.global_shape;
         tensor.offsets = placed->second.offsets;

@@ -24,9 +24,10 @@ struct UploadProgress {
 // Where a tensor of a source belongs that is no weight, or that is a piece of a larger one
 // (thrift/stockpot.thrift, Tensor). The source's own shape of it is the piece's.
 struct TensorPlacement {
-  std::string group;                  // empty: a weight
-  std::vector<int64_t> global_shape;  // both empty: the whole tensor
-  std::vector<int64_t> offsets;       // in elements
+  std::string name = "";                   // as it is stored; empty: the source's
+  std::string group = "";                  // empty: a weight
+  std::vector<int64_t> global_shape = {};  // both empty: the whole tensor
+  std::vector<int64_t> offsets = {};       // in elements
 };
 using TensorPlacements = std::map<std::string, TensorPlacement, std::less<>>;  // by name
 

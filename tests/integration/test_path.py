@@ -11,6 +11,7 @@ import stockpot
 import torch
 from safetensors.torch import load_file
 from stockpot import CheckpointHook, Client, RunConfig
+from stockpot.rpc.ttypes import Run
 from transformers import AutoModelForCausalLM
 
 from tests.daemon import Daemon
@@ -197,6 +198,60 @@ def test_push_of_a_folder_by_hand(daemon: Daemon, base_folder: Path) -> None:
     endpoint.wait_model(daemon.url, "byhand@10")
     assert (endpoint.prompt_logprobs(daemon.url, "byhand@10", TOKENS)
             == endpoint.prompt_logprobs(daemon.url, "tiny", TOKENS))
+
+
+def test_states_leave_and_come_back_through_the_cli(daemon: Daemon, base_folder: Path,
+                                                    base_weights: Weights, tmp_path: Path) -> None:
+    """A checkpoint with its optimizer, exported and pushed to another run, is the same bits."""
+    weights = tuned(base_weights, 5)
+    model = torch.nn.ParameterDict()  # names without dots, as a module's own may have them
+    model["w"] = torch.nn.Parameter(torch.randn(4, 3))
+    optimizer = torch.optim.AdamW(model.values())
+    model["w"].sum().backward()
+    optimizer.step()
+    config = RunConfig(merge_every=0, publish="request")
+    with CheckpointHook(daemon.thrift, run="states", base="tiny", every=1, files=base_folder,
+                        config=config, when_full="wait") as hook:
+        assert hook.save(5, weights, state={"adam": optimizer}) and hook.flush(60)
+        assert hook.stats.failed == 0, hook.stats
+    daemon.cli("export", "states@5", tmp_path / "plain")
+    assert not (tmp_path / "plain" / "states").exists()
+    daemon.cli("export", "states@5", tmp_path / "whole", "--states")
+    daemon.cli("push", "again", 5, tmp_path / "whole", "--base", "tiny", "--publish", "request")
+    with Client(daemon.thrift) as client:
+        for name in ("", ".optimizer"):
+            before, after = (stockpot.load(client, f"{run}@5{name}") for run in ("states", "again"))
+            assert before.keys() == after.keys() and len(before) > 3
+            for key, tensor in before.items():
+                assert (tensor.dtype, tensor.shape) == (after[key].dtype, after[key].shape), key
+                assert torch.equal(tensor.contiguous().flatten().view(torch.uint8),
+                                   after[key].contiguous().flatten().view(torch.uint8)), key
+    stored = load_file(tmp_path / "whole" / "states" / "optimizer" / "model.safetensors")
+    moments = optimizer.state[model["w"]]
+    assert any(torch.equal(tensor, moments["exp_avg"]) for tensor in stored.values()
+               if tensor.shape == moments["exp_avg"].shape)
+    done = daemon.cli("export", "states@5", tmp_path / "whole", "--states", check=False)
+    assert done.returncode == 1 and "holds a model" in done.stderr
+
+
+def test_a_push_changes_of_a_run_what_it_was_told(daemon: Daemon, base_folder: Path) -> None:
+    """Every field of the configuration that is not named stays, and so do the tags."""
+    config = RunConfig(merge_every=7, publish="request", best_metric="acc", best_is_lower=False,
+                       merge_energy=0.5, merge_rank=3, compress_history=True, quota_bytes=1 << 40)
+    with Client(daemon.thrift) as client:
+        client.create_run("kept", "tiny", config, {"lr": "1e-5"})
+
+        def run() -> Run:
+            return next(run for run in client.lineage.runs() if run.name == "kept")
+
+        daemon.cli("push", "kept", 1, base_folder)
+        assert (run().config, run().tags) == (config, {"lr": "1e-5"})
+        daemon.cli("push", "kept", 2, base_folder, "--base", "tiny", "--merge-every", 5)
+        config.merge_every = 5
+        assert (run().config, run().tags) == (config, {"lr": "1e-5"})
+        daemon.cli("push", "kept", 3, base_folder, "--quota-bytes", 0, "--publish", "merges")
+        config.quota_bytes, config.publish = 0, "merges"
+        assert (run().config, run().tags) == (config, {"lr": "1e-5"})
 
 
 def test_everything_is_there_after_a_restart(daemon: Daemon, base_folder: Path,

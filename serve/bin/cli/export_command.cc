@@ -4,6 +4,8 @@
 #include "serve/bin/cli/commands.h"
 #include "serve/bin/cli/json.h"
 #include "serve/bin/cli/output.h"
+#include "serve/bin/cli/states.h"
+#include "store/records.h"
 #include "store/safetensors.h"
 #include "thrift/remote_source.h"
 
@@ -43,7 +45,26 @@ class CountedSource : public TensorSource {
 struct ExportOptions {
   std::string id;
   std::string folder;
+  bool states = false;
 };
+
+// Each group that came with the checkpoint into DIR/states/GROUP. Returns the bytes of all.
+Result<int64_t> ExportStates(Client& client, const Globals& globals, const Digest& checkpoint,
+                             const ExportOptions& options) {
+  int64_t bytes = 0;
+  STOCKPOT_ASSIGN_OR_RETURN(const rpc::ArtifactInfo info, client.Show(checkpoint.Hex()));
+  for (const rpc::Edge& edge : info.children) {
+    if (edge.type != EdgeTypeName(EdgeType::kStateOf)) continue;
+    STOCKPOT_ASSIGN_OR_RETURN(const Digest state, Digest::FromRaw(edge.child));
+    STOCKPOT_ASSIGN_OR_RETURN(const rpc::ArtifactInfo shown, client.Show(state.Hex()));
+    STOCKPOT_ASSIGN_OR_RETURN(const auto source, OpenRemoteArtifact(client, state.Hex()));
+    ProgressLine line("fetching " + shown.group, globals.quiet);
+    const CountedSource counted(*source, line);
+    bytes += counted.total_bytes();
+    STOCKPOT_RETURN_IF_ERROR(WriteState(counted, StateFolder(options.folder, shown.group)));
+  }
+  return bytes;
+}
 
 Status Export(const Globals& globals, const ExportOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
@@ -55,6 +76,11 @@ Status Export(const Globals& globals, const ExportOptions& options) {
     const CountedSource counted(*source, line);
     bytes = counted.total_bytes();
     STOCKPOT_RETURN_IF_ERROR(WriteModelFolder(counted, options.folder));
+  }
+  if (options.states) {
+    STOCKPOT_ASSIGN_OR_RETURN(const int64_t of_states,
+                              ExportStates(*client, globals, digest, options));
+    bytes += of_states;
   }
   if (globals.json) {
     PrintJson({{"artifact", digest.Hex()},
@@ -77,6 +103,8 @@ void AddExportCommand(Registry& registry) {
       "Write an artifact as a Hugging Face folder with full weights, an adapter as PEFT's");
   command->add_option("ID", options->id, "The artifact")->required();
   command->add_option("DIR", options->folder, "Where; must hold no model yet")->required();
+  command->add_flag("--states", options->states,
+                    "Also what came with a checkpoint (the optimizer's), into DIR/states/GROUP");
   command->callback([&registry, options] {
     registry.action = [&registry, options] { return Export(registry.globals, *options); };
   });

@@ -9,6 +9,7 @@
 #include "serve/bin/cli/commands.h"
 #include "serve/bin/cli/json.h"
 #include "serve/bin/cli/output.h"
+#include "serve/bin/cli/states.h"
 #include "store/safetensors.h"
 #include "thrift/upload.h"
 
@@ -22,6 +23,12 @@ struct PushOptions {
   std::string base;
   std::vector<std::string> metrics;  // "name=value"
   rpc::RunConfig config;
+  // Of each field: whether it was given, and what takes it over.
+  struct Field {
+    const CLI::Option* option;
+    std::function<void(const rpc::RunConfig& from, rpc::RunConfig& to)> copy;
+  };
+  std::vector<Field> fields;
   int connections = 2;
 };
 
@@ -38,13 +45,23 @@ Result<std::pair<std::string, double>> ParseMetric(const std::string& text) {
   return std::pair(text.substr(0, equals), value);
 }
 
+// What a folder holds, as a session of that kind takes it.
+Result<std::unique_ptr<TensorSource>> OpenFolder(rpc::Kind kind, const std::string& folder,
+                                                 TensorPlacements& placements) {
+  if (kind == rpc::Kind::ADAPTER) return OpenAdapterFolder(folder);
+  if (kind == rpc::Kind::BASE) return OpenModelFolder(folder);
+  STOCKPOT_ASSIGN_OR_RETURN(std::unique_ptr<FolderWithStates> whole,
+                            FolderWithStates::Open(folder));
+  placements = whole->placements();
+  return std::unique_ptr<TensorSource>(std::move(whole));
+}
+
 // Sends a model's or an adapter's folder over `connections` connections; `client` is the first.
 Result<UploadReport> SendFolder(Client& client, const Globals& globals, int connections,
                                 const std::string& folder, const rpc::SessionRequest& request,
                                 const std::map<std::string, double>& metrics) {
-  Result<std::unique_ptr<TensorSource>> source = request.kind == rpc::Kind::ADAPTER
-                                                     ? OpenAdapterFolder(folder)
-                                                     : OpenModelFolder(folder);
+  TensorPlacements placements;
+  Result<std::unique_ptr<TensorSource>> source = OpenFolder(request.kind, folder, placements);
   if (!source.ok()) return source.status().WithContext("folder '" + folder + "'");
   std::vector<std::unique_ptr<Client>> extra;
   std::vector<Client*> clients = {&client};
@@ -55,6 +72,7 @@ Result<UploadReport> SendFolder(Client& client, const Globals& globals, int conn
   }
   ProgressLine line("sending", globals.quiet);
   UploadOptions options;
+  options.placements = &placements;
   options.progress = [&](const UploadProgress& progress) {
     line.Show(progress.total_bytes == 0 ? 1.0
                                         : static_cast<double>(progress.done_bytes) /
@@ -102,7 +120,8 @@ Status ImportAdapter(const Globals& globals, const std::string& name, const std:
   return OkStatus();
 }
 
-// Makes the run if it is new; an existing one keeps its configuration and must have this base.
+// Makes the run if it is new. An existing one must have this base; of its configuration what was
+// given changes and the rest stays.
 Status EnsureRun(Client& client, const PushOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const std::vector<rpc::Run> runs, client.Runs());
   const auto found = std::find_if(runs.begin(), runs.end(),
@@ -113,13 +132,20 @@ Status EnsureRun(Client& client, const PushOptions& options) {
     }
     return client.CreateRun(options.run, options.base, options.config, {}).status();
   }
-  if (options.base.empty()) return OkStatus();
-  STOCKPOT_ASSIGN_OR_RETURN(const Digest base, client.Resolve(options.base));
-  if (base.raw() != found->base) {
-    return AlreadyExists("run '" + options.run + "' has another base (" + ShortDigest(found->base) +
-                         "): choose another name for the run");
+  if (!options.base.empty()) {
+    STOCKPOT_ASSIGN_OR_RETURN(const Digest base, client.Resolve(options.base));
+    if (base.raw() != found->base) {
+      return AlreadyExists("run '" + options.run + "' has another base (" +
+                           ShortDigest(found->base) + "): choose another name for the run");
+    }
   }
-  return OkStatus();
+  rpc::RunConfig config = found->config;
+  for (const PushOptions::Field& field : options.fields) {
+    if (field.option->count() > 0) field.copy(options.config, config);
+  }
+  if (config == found->config) return OkStatus();
+  STOCKPOT_ASSIGN_OR_RETURN(const Digest base, Digest::FromRaw(found->base));
+  return client.CreateRun(options.run, base.Hex(), config, {}).status();  // no tags: they stay
 }
 
 Status Push(const Globals& globals, const PushOptions& options) {
@@ -172,6 +198,38 @@ void AddImportAdapter(Registry& registry) {
   });
 }
 
+// The run's configuration: of a new run, or what changes of an old one's.
+void AddRunOptions(CLI::App& command, PushOptions& options) {
+  rpc::RunConfig& config = options.config;
+  const auto sets = [&options](const CLI::Option* option, auto rpc::RunConfig::*field) {
+    options.fields.push_back({option, [field](const rpc::RunConfig& from, rpc::RunConfig& to) {
+                                to.*field = from.*field;
+                              }});
+  };
+  const auto count = CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max());
+  sets(command
+           .add_option("--merge-every", config.merge_every,
+                       "Of the run: merge every so many steps, 0 = never")
+           ->check(count),
+       &rpc::RunConfig::merge_every);
+  sets(command.add_option("--publish", config.publish, "Of the run: what is served by itself")
+           ->check(CLI::IsMember({"every", "merges", "best", "request"})),
+       &rpc::RunConfig::publish);
+  sets(command.add_option("--best-metric", config.best_metric, "Of the run: what @best goes by"),
+       &rpc::RunConfig::best_metric);
+  sets(command.add_flag("!--best-is-higher", config.best_is_lower,
+                        "Of the run: more of --best-metric is better"),
+       &rpc::RunConfig::best_is_lower);
+  sets(command.add_flag("--compress-history", config.compress_history,
+                        "Of the run: older steps are stored as differences, in the background"),
+       &rpc::RunConfig::compress_history);
+  sets(command
+           .add_option("--quota-bytes", config.quota_bytes,
+                       "Of the run: of all its steps together; 0: none")
+           ->check(count),
+       &rpc::RunConfig::quota_bytes);
+}
+
 void AddPush(Registry& registry) {
   const auto options = std::make_shared<PushOptions>();
   CLI::App* command =
@@ -186,7 +244,9 @@ void AddPush(Registry& registry) {
         const bool fits = error == std::errc() && stop == end && step >= 0;
         return fits ? std::string() : "'" + text + "' is not a step: 0 to 9223372036854775807";
       });
-  command->add_option("DIR", options->folder, "config.json, *.safetensors, tokenizer.json")
+  command
+      ->add_option("DIR", options->folder,
+                   "config.json, *.safetensors, tokenizer.json; states/GROUP: its states")
       ->required();
   command->add_option("--base", options->base, "Base of the run; creates the run if it is new");
   command->add_option("--metric", options->metrics, "NAME=NUMBER of this step, repeatable")
@@ -194,21 +254,7 @@ void AddPush(Registry& registry) {
         const Status status = ParseMetric(text).status();
         return status.ok() ? std::string() : status.message();
       });
-  command
-      ->add_option("--merge-every", options->config.merge_every,
-                   "For a new run: merge every so many steps, 0 = never")
-      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
-  command
-      ->add_option("--publish", options->config.publish, "For a new run: what is served by itself")
-      ->check(CLI::IsMember({"every", "merges", "best", "request"}));
-  command->add_option("--best-metric", options->config.best_metric, "For a new run");
-  command->add_flag("!--best-is-higher", options->config.best_is_lower, "For a new run");
-  command->add_flag("--compress-history", options->config.compress_history,
-                    "For a new run: older steps are stored as differences, in the background");
-  command
-      ->add_option("--quota-bytes", options->config.quota_bytes,
-                   "For a new run: of all its steps together; 0: none")
-      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
+  AddRunOptions(*command, *options);
   command->add_option("--connections", options->connections, "Connections to send over")
       ->check(CLI::Range(1, 8));
   command->callback([&registry, options] {
