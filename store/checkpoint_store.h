@@ -112,12 +112,19 @@ struct RetentionChanges {
   std::vector<Digest> undeleted;
 };
 
+// The slowest that a collection may copy: one that takes days keeps scrubs and backups waiting.
+inline constexpr int64_t kMinGarbageBytesPerSecond = 1'000'000;
+
 struct GarbageOptions {
   bool dry_run = false;          // only says what would go
   double live_ratio = 0.5;       // a pack with a smaller share of live bytes is compacted
-  int64_t bytes_per_second = 0;  // of copying live records; 0: as fast as the disk
+  int64_t bytes_per_second = 0;  // of copying live records; 0: as fast as the disk. Else at least
+                                 // kMinGarbageBytesPerSecond
   bool purge = true;             // false: takes only chunks without an owner, and writes no event
 };
+
+// InvalidArgument names the option.
+Status CheckGarbageOptions(const GarbageOptions& options);
 
 struct BackupReport {
   int64_t artifacts = 0;

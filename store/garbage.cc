@@ -467,13 +467,20 @@ class GarbageCollector {
   std::chrono::steady_clock::time_point allowed_at_ = std::chrono::steady_clock::now();
 };
 
-Result<GarbageReport> CheckpointStore::CollectGarbage(const GarbageOptions& options) {
+Status CheckGarbageOptions(const GarbageOptions& options) {
   if (!(options.live_ratio >= 0 && options.live_ratio <= 1)) {
     return InvalidArgument("live_ratio must be in [0, 1]");
   }
-  if (options.bytes_per_second < 0) {
-    return InvalidArgument("bytes_per_second is negative: 0 does not throttle");
+  if (options.bytes_per_second == 0 || options.bytes_per_second >= kMinGarbageBytesPerSecond) {
+    return OkStatus();
   }
+  return InvalidArgument("bytes_per_second is " + std::to_string(options.bytes_per_second) +
+                         ": it must be 0 (no throttle) or at least " +
+                         std::to_string(kMinGarbageBytesPerSecond));
+}
+
+Result<GarbageReport> CheckpointStore::CollectGarbage(const GarbageOptions& options) {
+  STOCKPOT_RETURN_IF_ERROR(CheckGarbageOptions(options));
   const std::unique_lock maintenance(impl_->maintenance_mutex, std::try_to_lock);
   if (!maintenance.owns_lock()) {
     return Unavailable("a scrub, backup or garbage collection is running: try again after it");

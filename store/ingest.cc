@@ -109,6 +109,24 @@ Result<Ingest::State::Call> Ingest::State::Enter(const std::string& id, bool com
   return Call{session.request, session.gathering};
 }
 
+// A session that puts without end would fill the disk with what nobody committed.
+Result<Ingest::State::Call> Ingest::State::EnterPut(const std::string& id, int64_t bytes) {
+  STOCKPOT_ASSIGN_OR_RETURN(Call call, Enter(id, /*commit=*/false));
+  std::lock_guard lock(mutex);
+  const auto it = sessions.find(id);
+  if (it == sessions.end()) return NotFound("the session was aborted");
+  Session& session = it->second;
+  if (bytes <= limits.session_bytes - session.put_bytes) {
+    session.put_bytes += bytes;
+    return call;
+  }
+  LeaveLocked(session);
+  return InvalidArgument("a session takes " + std::to_string(limits.session_bytes) +
+                         " bytes, this one of " + SubjectOf(session.request) + " has put " +
+                         std::to_string(session.put_bytes) +
+                         ": start the daemon with a larger --session-mib");
+}
+
 void Ingest::State::LeaveLocked(Session& session) {
   session.committing = false;
   --session.calls;
@@ -242,7 +260,7 @@ Result<std::vector<bool>> Ingest::HaveChunks(const std::string& session,
 
 Status Ingest::PutChunk(const std::string& session, const Digest& digest,
                         std::span<const std::byte> data) {
-  STOCKPOT_RETURN_IF_ERROR(state_->Enter(session, /*commit=*/false).status());
+  STOCKPOT_RETURN_IF_ERROR(state_->EnterPut(session, std::ssize(data)).status());
   const Status status = state_->store.PutChunk(digest, data);
   state_->Leave(session);
   return status;

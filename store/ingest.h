@@ -35,6 +35,7 @@ inline constexpr int64_t kMaxStepWaitMs = 30'000;  // GetStepState
 struct IngestLimits {
   int64_t sessions = 2 * kMaxWorld;          // open at once
   int64_t session_idle_ms = 10 * 60 * 1000;  // without a call: expired; gatherings likewise
+  int64_t session_bytes = int64_t{16} << 40;  // put by one session, what was there already too
   int64_t chunks_per_query = 100'000;        // have_chunks
   int64_t gatherings = 64;                   // open at once
   int64_t gathered_bytes = 256 << 20;        // memory of the shards that wait for others
@@ -102,6 +103,8 @@ class Ingest {
   // checkpoint may be opened again: whether it is the same one shows at its commit.
   Result<std::string> OpenSession(const SessionRequest& request);
   Result<std::vector<bool>> HaveChunks(const std::string& session, std::span<const Digest> digests);
+  // InvalidArgument: over the session's limit of bytes, which ends nothing: what is there may be
+  // committed.
   Status PutChunk(const std::string& session, const Digest& digest,
                   std::span<const std::byte> data);
   // One commit: artifact, its states (edges state_of) and their steps, step, lineage (trained_from

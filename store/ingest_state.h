@@ -46,6 +46,7 @@ struct Ingest::State {
     SessionRequest request;
     int64_t last_used_ms = 0;
     int calls = 0;  // in progress: such a session does not expire
+    int64_t put_bytes = 0;
     bool committing = false;
     ChunkGuard guard;                      // of what it has put or was told is there
     std::shared_ptr<Gathering> gathering;  // null: it is the only rank
@@ -86,6 +87,7 @@ struct Ingest::State {
 
   // Begins and ends one call of a session.
   Result<Call> Enter(const std::string& id, bool commit);
+  Result<Call> EnterPut(const std::string& id, int64_t bytes);
   void Leave(const std::string& id);
   // After a commit: the session ends, unless the reply is a retryable status.
   void LeaveCommit(const std::string& id, const Digest& shard, const Result<CommitReply>& reply);

@@ -73,6 +73,7 @@ class CheckpointHandler : public rpc::CheckpointServiceIf {
     Answer([&]() -> Status {
       STOCKPOT_RETURN_IF_ERROR(CheckLength(request.run, "the name"));
       STOCKPOT_ASSIGN_OR_RETURN(const SessionRequest parsed, SessionRequestFromRpc(request));
+      STOCKPOT_RETURN_IF_ERROR(CheckWorldFits(parsed.world));
       STOCKPOT_ASSIGN_OR_RETURN(reply, ingest_.OpenSession(parsed));
       return OkStatus();
     });
@@ -180,6 +181,16 @@ class CheckpointHandler : public rpc::CheckpointServiceIf {
   }
 
  private:
+  // The ranks over the limit would wait for a connection until the others hang up.
+  Status CheckWorldFits(int32_t world) const {
+    const int64_t opens = world * rpc_limits::kConnectionsOfARank;
+    if (world == 1 || opens <= server_.max_connections()) return OkStatus();
+    return InvalidArgument("a world of " + std::to_string(world) + " ranks opens " +
+                           std::to_string(opens) + " connections, and this daemon takes " +
+                           std::to_string(server_.max_connections()) +
+                           ": start it with --thrift-clients " + std::to_string(opens));
+  }
+
   CheckpointStore& store_;
   Ingest& ingest_;
   const ServerFacts& server_;

@@ -19,6 +19,9 @@ namespace stockpot {
 // What the handlers are told about the server they are in. Synchronises itself.
 class ServerFacts {
  public:
+  // `max_connections`: that an address takes at once.
+  explicit ServerFacts(int64_t max_connections) : max_connections_(max_connections) {}
+  int64_t max_connections() const { return max_connections_; }
   // Calls that wait return.
   void Stop() { stopping_ = true; }
   bool stopping() const { return stopping_; }
@@ -33,6 +36,7 @@ class ServerFacts {
   }
 
  private:
+  const int64_t max_connections_;
   std::atomic<bool> stopping_{false};
   mutable std::mutex mutex_;
   std::string addresses_;  // guarded

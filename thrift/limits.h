@@ -19,6 +19,7 @@ inline constexpr int32_t kRecursionDepth = 16;             // nested structs
 // What the server takes. The only long string of a call is a chunk.
 inline constexpr int32_t kServerMaxStringBytes = int32_t{kChunkBytes};
 inline constexpr int64_t kMaxConnections = 256;        // at once, each listener
+inline constexpr int64_t kConnectionsOfARank = 3;      // that a hook opens if it is not told
 inline constexpr int kMessageTimeoutMs = 30'000;       // a call that has begun, a first call
 inline constexpr int64_t kMinBytesPerMs = 256;         // a call that lasts longer than that time
 inline constexpr int kIdleTimeoutMs = 15 * 60 * 1000;  // between two calls of a connection

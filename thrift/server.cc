@@ -403,7 +403,10 @@ void Listener::Stop() {
 }  // namespace
 
 struct RpcServer::State {
-  RpcServerOptions options;
+  explicit State(RpcServerOptions given)
+      : options(std::move(given)), facts(options.max_connections) {}
+
+  const RpcServerOptions options;
   ServerFacts facts;
   Services services;
   CallMemory memory{rpc_limits::kAllCallsBytes};
@@ -411,7 +414,8 @@ struct RpcServer::State {
   std::vector<std::unique_ptr<Listener>> listeners;
 };
 
-RpcServer::RpcServer() : state_(std::make_unique<State>()) {}
+RpcServer::RpcServer(RpcServerOptions options)
+    : state_(std::make_unique<State>(std::move(options))) {}
 
 RpcServer::~RpcServer() { Stop(); }
 
@@ -426,9 +430,8 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Start(RpcServerParts parts,
     STOCKPOT_RETURN_IF_ERROR(CheckTokenPath(address, !options.token.empty(), tls != nullptr));
     addresses.push_back(std::move(address));
   }
-  std::unique_ptr<RpcServer> server(new RpcServer());
+  std::unique_ptr<RpcServer> server(new RpcServer(std::move(options)));
   State& state = *server->state_;
-  state.options = std::move(options);
 
   state.services.token = state.options.token;
   state.services.checkpoint = MakeCheckpointHandler(parts, state.facts);

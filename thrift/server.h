@@ -76,7 +76,7 @@ class RpcServer {
 
  private:
   struct State;
-  RpcServer();
+  explicit RpcServer(RpcServerOptions options);
   std::unique_ptr<State> state_;
   std::vector<RpcAddress> addresses_;
 };

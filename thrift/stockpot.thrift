@@ -277,7 +277,8 @@ service LineageService {
       throws (1: Error error)
   void undelete(1: string id) throws (1: Error error)
   // Applies every run's policy, purges what was deleted long enough ago, gives the bytes back.
-  // Returns when that is done; a dry run says what would be.
+  // Returns when that is done; a dry run says what would be. bytes_per_second: of moving what stays;
+  // 0: as fast as it goes, else at least 1000000.
   GcReply gc(1: bool dry_run, 2: i64 bytes_per_second) throws (1: Error error)
 }
 

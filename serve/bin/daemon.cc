@@ -127,6 +127,7 @@ Status Daemon::Parts::OpenStore() {
                                                           .failpoints = std::move(failpoints)}));
   IngestLimits limits;
   limits.session_idle_ms = options.session_idle_seconds * 1000;
+  limits.session_bytes = options.session_mib << 20;
   ingest = std::make_unique<Ingest>(*store, limits, SystemClock());
   Pipeline::Options jobs;
   jobs.merge = BuildMerge;

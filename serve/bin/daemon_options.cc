@@ -43,6 +43,7 @@ const std::vector<Option>& Options() {
       {"http_connections", nullptr, &O::http_connections, "open HTTP connections"},
       {"thrift_clients", nullptr, &O::thrift_clients, "open Thrift connections"},
       {"session_idle_seconds", nullptr, &O::session_idle_seconds, "an idle upload expires after"},
+      {"session_mib", nullptr, &O::session_mib, "MiB that one upload may send"},
       {"quota_mib", nullptr, &O::quota_mib, "MiB of the store's packs, the default is no quota"},
       {"history_mib_per_second", nullptr, &O::history_mib_per_second,
        "MiB of checkpoints per second that compression of history reads"},

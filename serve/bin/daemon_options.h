@@ -33,6 +33,7 @@ struct DaemonOptions {
   int64_t http_connections = 1024;
   int64_t thrift_clients = 256;
   int64_t session_idle_seconds = 600;
+  int64_t session_mib = int64_t{16} << 20;   // of one upload
   int64_t drain_seconds = 20;                // on SIGTERM
   int64_t quota_mib = int64_t{1} << 40;      // of the packs on disk; so large: no quota
   int64_t history_mib_per_second = 100;      // of chunks that are compressed in the background

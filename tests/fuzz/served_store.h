@@ -53,7 +53,7 @@ class ServedStore {
   std::unique_ptr<CheckpointStore> store_;
   std::unique_ptr<Ingest> ingest_;
   std::unique_ptr<Pipeline> pipeline_;
-  ServerFacts facts_;
+  ServerFacts facts_{rpc_limits::kMaxConnections};
   std::shared_ptr<apache::thrift::TProcessor> processor_;
   int64_t first_event_ = 0;
   bool chunks_put_ = false;

@@ -373,6 +373,28 @@ TEST_F(IngestTest, SessionsExpireAreLimitedAndUnknownOnesAreNamed) {
   EXPECT_EQ(ingest_->open_sessions(), 0);
 }
 
+// A client that sends without end fills the disk with what nobody committed.
+TEST_F(IngestTest, ASessionTakesSoManyBytesAndNoMore) {
+  MakeRun();
+  Restart({.session_bytes = 250'000});
+  const auto session = ingest_->OpenSession({.run = "r", .step = 1});
+  ASSERT_TRUE(session.ok());
+  const auto data = RandomBytes(random_, 100'000);
+  const auto other = RandomBytes(random_, 100'000);
+  const auto last = RandomBytes(random_, 50'001);
+  ASSERT_TRUE(ingest_->PutChunk(*session, Sha256(data), data).ok());
+  ASSERT_TRUE(ingest_->PutChunk(*session, Sha256(other), other).ok());
+  const Status over = ingest_->PutChunk(*session, Sha256(last), last);
+  EXPECT_EQ(over.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(over.message(), HasSubstr("250000"));
+  EXPECT_THAT(over.message(), HasSubstr("r@1"));
+  EXPECT_FALSE(store_->HaveChunks(std::vector{Sha256(last)})[0]) << "not taken";
+  EXPECT_TRUE(ingest_->CommitShard(*session, Shard(data)).ok()) << "the session goes on";
+  const auto another = ingest_->OpenSession({.run = "r", .step = 2});
+  ASSERT_TRUE(another.ok());
+  EXPECT_TRUE(ingest_->PutChunk(*another, Sha256(last), last).ok()) << "each has its own";
+}
+
 TEST_F(IngestTest, ASessionOutlivesARetryableFailure) {
   MakeRun();
   const auto data = RandomBytes(random_, 100'000);

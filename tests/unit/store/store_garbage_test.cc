@@ -272,8 +272,16 @@ TEST_F(StoreGarbageTest, RetentionDeletesBringsBackAndTheCollectionFollows) {
 TEST_F(StoreGarbageTest, BadOptionsAreRefused) {
   EXPECT_EQ(store_->CollectGarbage({.live_ratio = 2}).status().code(),
             StatusCode::kInvalidArgument);
-  EXPECT_EQ(store_->CollectGarbage({.bytes_per_second = -1}).status().code(),
-            StatusCode::kInvalidArgument);
+  // One byte a second would keep scrubs and backups waiting for years.
+  for (const int64_t rate : {int64_t{-1}, int64_t{1}, kMinGarbageBytesPerSecond - 1,
+                             std::numeric_limits<int64_t>::min()}) {
+    const Status status = store_->CollectGarbage({.bytes_per_second = rate}).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << rate;
+    EXPECT_NE(status.message().find("bytes_per_second"), std::string::npos) << status.ToString();
+  }
+  EXPECT_TRUE(store_->CollectGarbage({.bytes_per_second = kMinGarbageBytesPerSecond}).ok());
+  EXPECT_TRUE(
+      store_->CollectGarbage({.bytes_per_second = std::numeric_limits<int64_t>::max()}).ok());
 }
 
 // Threads that push what others delete, again and again, while garbage is collected as fast as it

@@ -128,6 +128,51 @@ TEST_F(RpcRanksTest, C11_RanksSaveAtOnceAndAnyNumberLoads) {
   }
 }
 
+// Otherwise the ranks over the limit wait for a connection until others hang up.
+TEST(RpcRanksLimits, AWorldThatCannotConnectIsRefusedByName) {
+  RpcWorld world({.max_connections = 3 * rpc_limits::kConnectionsOfARank});
+  const auto client = world.NewClient();
+  ASSERT_NE(client, nullptr);
+  std::mt19937_64 random(TestSeed());
+  UploadBase(*client, "tiny", TinyLlama(random));
+  ASSERT_OK(client->CreateRun("demo", "tiny", {}, {}));
+  rpc::SessionRequest request;
+  request.run = "demo";
+  request.step = 1;
+  request.attempt = "job-0";
+  request.world = 4;
+  const Status refused = client->OpenSession(request).status();
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("4 ranks"));
+  EXPECT_THAT(refused.message(), HasSubstr("--thrift-clients 12"));
+  request.world = 3;
+  EXPECT_OK(client->OpenSession(request));
+}
+
+// The limit is what it says: so many connections are open at once and answered.
+TEST(RpcRanksLimits, AWorldThatIsNotRefusedConnects) {
+  constexpr int32_t kWorld = 20;
+  RpcWorld world({.max_connections = kWorld * rpc_limits::kConnectionsOfARank});
+  std::vector<std::unique_ptr<Client>> clients;
+  clients.push_back(world.NewClient());
+  std::mt19937_64 random(TestSeed());
+  UploadBase(*clients[0], "tiny", TinyLlama(random));
+  ASSERT_OK(clients[0]->CreateRun("demo", "tiny", {}, {}));
+  for (int64_t i = 1; i < kWorld * rpc_limits::kConnectionsOfARank; ++i) {
+    clients.push_back(world.NewClient());
+    ASSERT_NE(clients.back(), nullptr) << i;
+  }
+  for (int32_t rank = 0; rank < kWorld; ++rank) {
+    rpc::SessionRequest request;
+    request.run = "demo";
+    request.step = 1;
+    request.rank = rank;
+    request.world = kWorld;
+    request.attempt = "job-0";
+    EXPECT_OK(clients[rank * rpc_limits::kConnectionsOfARank]->OpenSession(request));
+  }
+}
+
 TEST_F(RpcRanksTest, C9_AMissingRankIsInTheStatusAndTheState) {
   const auto reply = Save(1, 3);
   ASSERT_OK(reply);

@@ -427,6 +427,10 @@ TEST_F(RpcServicesTest, RetentionPinsDeletionAndCollection) {
   EXPECT_EQ(client_->Show("demo@1")->purge_ms, 0);
   ASSERT_OK(client_->Delete("demo@1", 0, "me", "a test"));
 
+  EXPECT_EQ(client_->CollectGarbage(/*dry_run=*/false, 1).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(client_->Show("demo@4")->purge_ms, 0);
+  EXPECT_EQ(client_->Show("demo@2")->purge_ms, 0) << "refused before the rules are applied";
   const auto dry = client_->CollectGarbage(/*dry_run=*/true, 0);
   ASSERT_OK(dry);
   ASSERT_EQ(dry->purged.size(), 1u);
