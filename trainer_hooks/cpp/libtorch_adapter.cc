@@ -4,6 +4,9 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <map>
 #include <optional>
@@ -66,6 +69,10 @@ using Identity =
 
 class Collector {
  public:
+  // Of weights, or of a group, whose tensors are ones of their own also where they share memory.
+  explicit Collector(TorchTensors& into, std::string group = "")
+      : result_(into), group_(std::move(group)) {}
+
   Status Add(const std::string& name, const torch::Tensor& tensor) {
     if (!tensor.defined()) return OkStatus();
     const std::optional<DType> dtype = DTypeOf(tensor.scalar_type());
@@ -74,7 +81,8 @@ class Collector {
                              std::string(torch::toString(tensor.scalar_type())));
     }
     TensorView view{.name = name, .dtype = *dtype, .shape = tensor.sizes().vec()};
-    if (tensor.numel() > 0) {
+    view.group = group_;
+    if (tensor.numel() > 0 && group_.empty()) {
       const Identity identity{tensor.const_data_ptr(), tensor.scalar_type(), view.shape,
                               tensor.strides().vec()};
       const auto [first, is_new] = names_.emplace(identity, name);
@@ -93,28 +101,92 @@ class Collector {
     return OkStatus();
   }
 
-  TorchTensors Take() { return std::move(result_); }
+  // A number that an optimizer keeps beside its tensors.
+  Status AddNumber(const std::string& name, int64_t number) {
+    return Add(name, torch::tensor(number, torch::kInt64));
+  }
 
  private:
+  TorchTensors& result_;
+  const std::string group_;
   std::map<Identity, std::string> names_;
-  TorchTensors result_;
 };
+
+// What an optimizer keeps of one parameter, as tensors called NAME/exp_avg and the like.
+Status AddParameterState(const std::string& name, const torch::optim::OptimizerParamState& state,
+                         Collector& collector) {
+  const auto add_moments = [&](const auto& adam) -> Status {
+    STOCKPOT_RETURN_IF_ERROR(collector.AddNumber(name + "/step", adam.step()));
+    STOCKPOT_RETURN_IF_ERROR(collector.Add(name + "/exp_avg", adam.exp_avg()));
+    STOCKPOT_RETURN_IF_ERROR(collector.Add(name + "/exp_avg_sq", adam.exp_avg_sq()));
+    return collector.Add(name + "/max_exp_avg_sq", adam.max_exp_avg_sq());
+  };
+  if (const auto* adamw = dynamic_cast<const torch::optim::AdamWParamState*>(&state)) {
+    return add_moments(*adamw);
+  }
+  if (const auto* adam = dynamic_cast<const torch::optim::AdamParamState*>(&state)) {
+    return add_moments(*adam);
+  }
+  if (const auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(&state)) {
+    return collector.Add(name + "/momentum_buffer", sgd->momentum_buffer());
+  }
+  return InvalidArgument("parameter '" + name +
+                         "': the state of this optimizer is not known; hand its tensors to "
+                         "AddTensors");
+}
 
 }  // namespace
 
 Result<TorchTensors> CollectTensors(const torch::nn::Module& module) {
   try {
     const torch::NoGradGuard no_grad;
-    Collector collector;
+    TorchTensors tensors;
+    Collector collector(tensors);
     for (const auto& item : module.named_parameters()) {
       STOCKPOT_RETURN_IF_ERROR(collector.Add(item.key(), item.value()));
     }
     for (const auto& item : module.named_buffers()) {
       STOCKPOT_RETURN_IF_ERROR(collector.Add(item.key(), item.value()));
     }
-    return collector.Take();
+    return tensors;
   } catch (const std::exception& error) {
     return Internal("while collecting the module's tensors: " + std::string(error.what()));
+  }
+}
+
+Status AddTensors(const std::map<std::string, torch::Tensor>& tensors, const std::string& group,
+                  TorchTensors& into) {
+  try {
+    const torch::NoGradGuard no_grad;
+    Collector collector(into, group);
+    for (const auto& [name, tensor] : tensors) {
+      STOCKPOT_RETURN_IF_ERROR(collector.Add(name, tensor));
+    }
+    return OkStatus();
+  } catch (const std::exception& error) {
+    return Internal("while collecting group '" + group + "': " + error.what());
+  }
+}
+
+Status AddOptimizer(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+                    const std::string& group, TorchTensors& into) {
+  try {
+    const torch::NoGradGuard no_grad;
+    Collector collector(into, group);
+    std::map<const void*, std::string> names;  // by what an optimizer calls a parameter
+    for (const auto& item : module.named_parameters()) {
+      names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+    }
+    for (const auto& [parameter, state] : optimizer.state()) {
+      const auto named = names.find(parameter);
+      if (named == names.end()) {
+        return InvalidArgument("the optimizer has a parameter that is not the module's");
+      }
+      STOCKPOT_RETURN_IF_ERROR(AddParameterState(group + "/" + named->second, *state, collector));
+    }
+    return OkStatus();
+  } catch (const std::exception& error) {
+    return Internal("while collecting the optimizer's state: " + std::string(error.what()));
   }
 }
 

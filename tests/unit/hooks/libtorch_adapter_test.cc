@@ -2,6 +2,9 @@
 #include "trainer_hooks/cpp/libtorch_adapter.h"
 
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -102,6 +105,62 @@ TEST(LibtorchAdapter, StoresLogicalContents) {
     EXPECT_EQ(*bytes, BytesOf(tensor)) << name;
   }
   EXPECT_EQ((*source)->Find("tied_weight")->alias_of, "plain_weight");
+}
+
+// One step of an optimizer, then what it keeps, beside values that the C++ API of LibTorch gives.
+TEST(LibtorchAdapter, CollectsWhatOptimizersKeep) {
+  torch::nn::Linear module(5, 3);
+  const auto step = [&](torch::optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    module->forward(torch::ones({2, 5})).sum().backward();
+    optimizer.step();
+  };
+  const auto collect = [&](const torch::optim::Optimizer& optimizer) {
+    TorchTensors tensors;
+    EXPECT_OK(AddOptimizer(optimizer, *module, "optimizer", tensors));
+    for (const TensorView& view : tensors.views) EXPECT_EQ(view.group, "optimizer");
+    return tensors;
+  };
+  torch::optim::AdamW adam(module->parameters(), torch::optim::AdamWOptions(1e-3));
+  EXPECT_TRUE(collect(adam).views.empty()) << "before its first step";
+  step(adam);
+  step(adam);
+  const TorchTensors moments = collect(adam);
+  EXPECT_EQ(moments.views.size(), 6u);
+  const auto& state = static_cast<const torch::optim::AdamWParamState&>(
+      *adam.state().at(module->weight.unsafeGetTensorImpl()));
+  const TensorView* average = Find(moments, "optimizer/weight/exp_avg");
+  ASSERT_NE(average, nullptr);
+  EXPECT_EQ(average->data, state.exp_avg().const_data_ptr()) << "no copy";
+  EXPECT_EQ(Find(moments, "optimizer/weight/exp_avg_sq")->shape, (std::vector<int64_t>{3, 5}));
+  EXPECT_EQ(*static_cast<const int64_t*>(Find(moments, "optimizer/bias/step")->data), 2);
+
+  torch::optim::SGD sgd(module->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  step(sgd);
+  EXPECT_NE(Find(collect(sgd), "optimizer/bias/momentum_buffer"), nullptr);
+
+  TorchTensors refused;
+  const torch::nn::Linear other(5, 3);
+  EXPECT_EQ(AddOptimizer(adam, *other, "optimizer", refused).code(), StatusCode::kInvalidArgument);
+  torch::optim::RMSprop unknown(module->parameters(), torch::optim::RMSpropOptions(0.1));
+  step(unknown);
+  const Status status = AddOptimizer(unknown, *module, "optimizer", refused);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("AddTensors"), std::string::npos) << status.ToString();
+}
+
+TEST(LibtorchAdapter, AnyTensorsMakeAGroup) {
+  TorchTensors tensors;
+  const torch::Tensor strided = torch::arange(6).view({2, 3}).t();
+  ASSERT_OK(AddTensors({{"loader/order", strided}, {"loader/same", strided}}, "loader", tensors));
+  ASSERT_EQ(tensors.views.size(), 2u);
+  EXPECT_EQ(tensors.views[0].group, "loader");
+  EXPECT_EQ(tensors.views[1].alias_of, "") << "a tensor of its own";
+  EXPECT_EQ(tensors.views[0].shape, (std::vector<int64_t>{3, 2}));
+  EXPECT_EQ(static_cast<const int64_t*>(tensors.views[0].data)[1], 3) << "its logical content";
+  EXPECT_EQ(
+      AddTensors({{"phases", torch::zeros({2}, torch::kComplexFloat)}}, "loader", tensors).code(),
+      StatusCode::kInvalidArgument);
 }
 
 }  // namespace
