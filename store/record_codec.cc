@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "store/json_integer.h"
 #include "store/run_config_json.h"
 
 namespace stockpot {
@@ -29,7 +30,13 @@ Result<T> Decode(std::string_view text, std::string_view what, Fill fill) {
 
 template <typename T>
 void Read(const json& j, const char* key, T& value) {
-  if (const auto it = j.find(key); it != j.end()) it->get_to(value);
+  const auto it = j.find(key);
+  if (it == j.end()) return;
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    value = IntegerOrThrow<T>(*it);
+  } else {
+    it->get_to(value);
+  }
 }
 
 // The helpers below throw the Status of a bad name as text: Decode turns it into Corruption.
@@ -84,7 +91,7 @@ std::string EncodeStep(const StepRecord& step) {
 Result<StepRecord> DecodeStep(std::string_view text) {
   return Decode<StepRecord>(text, "step", [](const json& j, StepRecord& step) {
     step.run = ReadName(j, "run");
-    step.step = j.at("step").get<int64_t>();
+    step.step = IntegerOrThrow<int64_t>(j.at("step"));
     step.kind = ValueOrThrow(ArtifactKindFromName(ReadName(j, "kind")));
     Read(j, "group", step.group);
     step.artifact = ReadDigest(j, "artifact");
@@ -108,8 +115,8 @@ Result<ResumeDecision> DecodeResume(std::string_view text) {
     decision.run = ReadName(j, "run");
     decision.key = ReadName(j, "key");
     if (!ReadName(j, "artifact").empty()) decision.artifact = ReadDigest(j, "artifact");
-    decision.step = j.at("step").get<int64_t>();
-    decision.decided_ms = j.at("decided_ms").get<int64_t>();
+    decision.step = IntegerOrThrow<int64_t>(j.at("step"));
+    decision.decided_ms = IntegerOrThrow<int64_t>(j.at("decided_ms"));
   });
 }
 
@@ -138,7 +145,7 @@ std::string EncodeEvent(const Event& event) {
 
 Result<Event> DecodeEvent(std::string_view text) {
   return Decode<Event>(text, "event", [](const json& j, Event& event) {
-    event.sequence = j.at("sequence").get<int64_t>();
+    event.sequence = IntegerOrThrow<int64_t>(j.at("sequence"));
     Read(j, "time_ms", event.time_ms);
     Read(j, "type", event.type);
     Read(j, "subject", event.subject);
@@ -213,19 +220,19 @@ std::string EncodeRetention(const RetentionPolicy& policy) {
 Result<RetentionPolicy> DecodeRetention(std::string_view text) {
   return Decode<RetentionPolicy>(text, "retention", [](const json& j, RetentionPolicy& policy) {
     // No key may be missing here: a rule that is not read would delete what it keeps.
-    policy.keep_last = j.at("keep_last").get<int64_t>();
-    policy.every = j.at("every").get<int64_t>();
-    policy.grace_ms = j.at("grace_ms").get<int64_t>();
+    policy.keep_last = IntegerOrThrow<int64_t>(j.at("keep_last"));
+    policy.every = IntegerOrThrow<int64_t>(j.at("every"));
+    policy.grace_ms = IntegerOrThrow<int64_t>(j.at("grace_ms"));
     for (const json& rule : j.at("best")) {
       policy.best.push_back({.metric = ReadName(rule, "metric"),
                              .lower = rule.at("lower").get<bool>(),
-                             .keep = rule.at("keep").get<int64_t>()});
+                             .keep = IntegerOrThrow<int64_t>(rule.at("keep"))});
     }
     // Policies of before there were groups have none.
     for (const json& rule : j.value("groups", json::array())) {
       policy.groups.push_back({.group = ReadName(rule, "group"),
-                               .keep_last = rule.at("keep_last").get<int64_t>(),
-                               .every = rule.at("every").get<int64_t>()});
+                               .keep_last = IntegerOrThrow<int64_t>(rule.at("keep_last")),
+                               .every = IntegerOrThrow<int64_t>(rule.at("every"))});
     }
   });
 }
@@ -253,8 +260,8 @@ std::string EncodeTombstone(const Tombstone& tombstone) {
 Result<Tombstone> DecodeTombstone(const Digest& artifact, std::string_view text) {
   return Decode<Tombstone>(text, "tombstone", [&](const json& j, Tombstone& tombstone) {
     tombstone.artifact = artifact;
-    tombstone.deleted_ms = j.at("deleted_ms").get<int64_t>();
-    tombstone.purge_ms = j.at("purge_ms").get<int64_t>();
+    tombstone.deleted_ms = IntegerOrThrow<int64_t>(j.at("deleted_ms"));
+    tombstone.purge_ms = IntegerOrThrow<int64_t>(j.at("purge_ms"));
     Read(j, "by", tombstone.by);
     Read(j, "why", tombstone.why);
   });

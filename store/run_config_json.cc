@@ -1,14 +1,24 @@
 #include "store/run_config_json.h"
 
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
+
+#include "store/json_integer.h"
 
 namespace stockpot {
 namespace {
 
 template <typename T>
 void Read(const nlohmann::json& in, const char* key, T& value) {
-  if (const auto it = in.find(key); it != in.end()) it->get_to(value);
+  const auto it = in.find(key);
+  if (it == in.end()) return;
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    value = IntegerOrThrow<T>(*it);
+  } else {
+    it->get_to(value);
+  }
 }
 
 }  // namespace
@@ -37,7 +47,7 @@ Result<RunConfig> RunConfigFromJson(const nlohmann::json& in) {
     Read(in, "merge_rank", config.merge_rank);
     Read(in, "compress_history", config.compress_history);
     Read(in, "quota_bytes", config.quota_bytes);
-  } catch (const nlohmann::json::exception& error) {
+  } catch (const std::exception& error) {
     return InvalidArgument(std::string("configuration of a run: ") + error.what());
   }
   return config;

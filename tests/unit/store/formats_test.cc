@@ -6,6 +6,7 @@
 #include "store/crc32c.h"
 #include "store/digest.h"
 #include "store/pack_format.h"
+#include "store/record_codec.h"
 
 namespace stockpot {
 namespace {
@@ -111,6 +112,26 @@ TEST(PackFormatTest, FileNames) {
   for (const char* bad : {"0000001.pack", "00000000.pack", "00000001.tmp", "0000000x.pack",
                           "99999999999.pack", "9999999999.pack", ".pack"}) {
     EXPECT_EQ(PackNumber(bad), std::nullopt) << bad;
+  }
+}
+
+// A float would be cut, and 1e300 fits no integer at all.
+TEST(RecordCodecTest, IntegersAreIntegersThatFit) {
+  const auto tombstone = [](const std::string& number) {
+    return DecodeTombstone(Sha256("a"),
+                           R"({"by":"me","why":"","deleted_ms":1,"purge_ms":)" + number + "}");
+  };
+  const auto run = [](const std::string& field) {
+    return DecodeRun(R"({"name":"r","base":")" + Sha256("b").Hex() + R"(",)" + field + "}");
+  };
+  ASSERT_TRUE(tombstone("9223372036854775807").ok());
+  EXPECT_EQ(tombstone("-7")->purge_ms, -7);
+  ASSERT_TRUE(run(R"("merge_every":5)").ok());
+  for (const std::string number :
+       {"1e300", "-1e300", "1.5", "2.0", "9223372036854775808", "true"}) {
+    EXPECT_EQ(tombstone(number).status().code(), StatusCode::kCorruption) << number;
+    EXPECT_EQ(run("\"created_ms\":" + number).status().code(), StatusCode::kCorruption) << number;
+    EXPECT_EQ(run("\"merge_every\":" + number).status().code(), StatusCode::kCorruption) << number;
   }
 }
 
