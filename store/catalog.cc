@@ -161,6 +161,7 @@ Status Catalog::Impl::OpenDatabase() {
   rocksdb::DBOptions options = CatalogDbOptions();
   // A database that was there and is not is damage, and making one deletes what is left of it.
   options.create_if_missing = mark->last() == 0;
+  STOCKPOT_RETURN_IF_ERROR(mark->CheckFileList(directory));
   rocksdb::DB* opened = nullptr;
   std::vector<rocksdb::ColumnFamilyHandle*> handles;
   const rocksdb::Status status = rocksdb::DB::Open(options, directory.string(), CatalogColumns(),
@@ -174,7 +175,10 @@ Status Catalog::Impl::OpenDatabase() {
     columns = std::move(handles);
   }
   ++openings;
-  return mark->Check(db->GetLatestSequenceNumber()).WithContext("open " + directory.string());
+  STOCKPOT_RETURN_IF_ERROR(
+      mark->Check(db->GetLatestSequenceNumber()).WithContext("open " + directory.string()));
+  mark->NoteFileList(directory, /*opened=*/true);
+  return OkStatus();
 }
 
 void Catalog::Impl::CloseDatabase() {
@@ -182,6 +186,7 @@ void Catalog::Impl::CloseDatabase() {
   for (rocksdb::ColumnFamilyHandle* column : columns) db->DestroyColumnFamilyHandle(column);
   db->Close().PermitUncheckedError();
   db = nullptr;
+  if (!failed) mark->NoteFileList(directory);
 }
 
 Result<ReadLock> Catalog::Impl::Use() {
@@ -349,7 +354,10 @@ Status Catalog::Impl::WriteOnce(const CatalogBatch& batch, bool synced) {
   const Status status =
       FromRocksDb(db->Write(synced ? SyncedWrite() : UnsyncedWrite(), writes));
   if (!status.ok()) failed = true;
-  if (status.ok() && synced) mark->Advance(last);
+  if (status.ok() && synced) {
+    mark->Advance(last);
+    mark->NoteFileList(directory);
+  }
   return status;
 }
 

@@ -10,7 +10,8 @@
 //
 // RocksDB's log ends where it is damaged, and what came after it is gone without a word. So the
 // number of the last write that was synced also stands in the file COMMITTED beside the folder: a
-// catalogue that opens with less is refused.
+// catalogue that opens with less is refused. So is one whose list of files (MANIFEST-*) was cut or
+// damaged, before RocksDB sees it (commit_mark.h).
 //
 // Thread promise: Catalog any thread; a CatalogBatch one thread.
 #pragma once

@@ -200,6 +200,65 @@ TEST_F(StoreDamageTest, FlipsInTheCatalogueNeverYieldWrongBytes) {
   std::printf("%d of 40 flips were noticed, the others hit unused bytes\n", noticed);
 }
 
+// RocksDB takes a list of its files that was cut for a shorter one, and deletes the files that are
+// not on it. So it must not be let near one: put back, the store is what it was.
+TEST_F(StoreDamageTest, ADamagedListOfFilesIsRefusedBeforeAnythingIsDeleted) {
+  Fill();
+  for (int i = 0; i < 3; ++i) Reopen();  // each turns the log into tables
+  CommitBase("last");
+  store_.reset();
+  const std::filesystem::path catalog = folder_.path() / "data" / "catalog";
+  const auto files = [&] {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(catalog)) {
+      names.insert(entry.path().filename().string());
+    }
+    return names;
+  };
+  std::string current;
+  std::ifstream(catalog / "CURRENT") >> current;
+  const std::filesystem::path list = catalog / current;
+  const std::set<std::string> before = files();
+  std::ifstream in(list, std::ios::binary);
+  const std::string whole{std::istreambuf_iterator<char>(in), {}};
+  ASSERT_GT(whole.size(), 100u);
+  for (size_t at = 0; at < whole.size(); at += 1 + whole.size() / 40) {
+    for (const bool cut : {true, false}) {
+      std::string damaged = cut ? whole.substr(0, at) : whole;
+      if (!cut) damaged[at] = static_cast<char>(damaged[at] ^ 16);
+      std::ofstream(list, std::ios::binary | std::ios::trunc) << damaged;
+      const Status status = CheckpointStore::Open(Options()).status();
+      EXPECT_EQ(status.code(), StatusCode::kCorruption) << status.ToString();
+      EXPECT_NE(status.message().find(current), std::string::npos) << status.ToString();
+      EXPECT_NE(status.message().find("stockpot restore"), std::string::npos) << status.ToString();
+    }
+  }
+  EXPECT_EQ(files(), before);
+  std::ofstream(list, std::ios::binary | std::ios::trunc) << whole;
+  Reopen();
+  EXPECT_TRUE(store_->GetManifest(artifact_).ok());
+  EXPECT_TRUE(store_->ResolveName("last").ok());
+}
+
+// An older list of files than the one that was open last is not the store's either.
+TEST_F(StoreDamageTest, AnOlderListOfFilesIsRefused) {
+  Fill();
+  store_.reset();
+  const std::filesystem::path catalog = folder_.path() / "data" / "catalog";
+  const std::filesystem::path copy = folder_.path() / "copy";
+  std::filesystem::copy(catalog, copy, std::filesystem::copy_options::recursive);
+  Open();
+  store_.reset();
+  std::filesystem::remove_all(catalog);
+  std::filesystem::copy(copy, catalog, std::filesystem::copy_options::recursive);
+  const Status status = CheckpointStore::Open(Options()).status();
+  EXPECT_EQ(status.code(), StatusCode::kCorruption) << status.ToString();
+  EXPECT_NE(status.message().find("MANIFEST"), std::string::npos) << status.ToString();
+  std::filesystem::remove(folder_.path() / "data" / "COMMITTED");  // as the message says
+  Open();
+  EXPECT_TRUE(store_->GetManifest(artifact_).ok());
+}
+
 TEST_F(StoreDamageTest, ADamagedChunkCanBeReadAgainAfterRepairOfTheFile) {
   Fill();
   std::vector<std::byte> out(records_[1].data.size());
