@@ -19,6 +19,7 @@ namespace {
 
 constexpr int64_t kSteps = 4;        // that the store holds before
 constexpr int64_t kMaxCalls = 2000;  // of one operation
+constexpr int kMisses = 3;           // in a row: an operation makes no more calls
 
 struct Operation {
   const char* name;
@@ -124,14 +125,21 @@ class IoFaultTest : public ::testing::TestWithParam<std::tuple<size_t, Fault>> {
 TEST_P(IoFaultTest, C15_EachCallFailsOnce) {
   const auto& [index, fault] = GetParam();
   int64_t k = 1;
-  while (k <= kMaxCalls && FailCall(k, kOperations[index], fault) && !HasFailure()) ++k;
-  ASSERT_FALSE(HasFailure()) << "call " << k;
+  int64_t hits = 0;
+  // How many calls an operation makes differs from run to run: one with fewer ends nothing.
+  int misses = 0;
+  for (; k <= kMaxCalls && misses < kMisses && !HasFailure(); ++k) {
+    const bool hit = FailCall(k, kOperations[index], fault);
+    hits += hit ? 1 : 0;
+    misses = hit ? 0 : misses + 1;
+  }
+  ASSERT_FALSE(HasFailure()) << "call " << k - 1;
   ASSERT_LE(k, kMaxCalls);
-  EXPECT_GT(k, 3) << "too few calls: is the folder watched?";
+  EXPECT_GT(hits, 0) << "no calls: is the folder watched?";
   std::string names;
   for (const std::string& name : hits_) names += " " + name;
   std::printf("%ld calls failed once (%s ), %ld of them showed as an error\n",
-              static_cast<long>(k - 1), names.c_str(), static_cast<long>(errors_));
+              static_cast<long>(hits), names.c_str(), static_cast<long>(errors_));
 }
 
 class OpeningFaultTest : public IoFaultTest {};
