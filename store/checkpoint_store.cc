@@ -20,7 +20,8 @@
 namespace stockpot {
 namespace {
 
-constexpr size_t kMaxGroup = 64;  // commits that share one sync
+constexpr size_t kMaxGroup = 64;      // commits that share one sync
+constexpr int64_t kSyncsAPack = 4;    // of one that is filled between two commits
 
 Result<std::shared_ptr<FileHandle>> LockDirectory(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / "LOCK";
@@ -124,6 +125,7 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(StoreOptions opti
   STOCKPOT_RETURN_IF_ERROR(CheckFirstEvent(*impl->catalog));
   PackWriter::Options packs{.directory = impl->packs_directory,
                             .pack_bytes = impl->options.pack_bytes,
+                            .sync_ahead_bytes = impl->options.pack_bytes / kSyncsAPack,
                             .failpoints = impl->options.failpoints};
   packs.next_pack = std::max(greatest + 1, static_cast<uint32_t>(ParseCounter(next_pack)));
   impl->reader = std::make_unique<PackReader>(impl->packs_directory);

@@ -1,5 +1,6 @@
 // Appends chunks to pack files. Appending copies into one of a few staging buffers; a thread of its
-// own writes full buffers with direct I/O, so that hashing, copying and writing overlap.
+// own writes full buffers with direct I/O, so that hashing, copying and writing overlap. Another
+// one makes durable what is written already, so that Sync() waits for little more than the tail.
 //
 //   Append(...)                   any number; the chunk is pending: readable, not durable
 //   durable = Sync()              everything appended before is on disk, but for what failed
@@ -48,6 +49,7 @@ class PackWriter {
   struct Options {
     std::filesystem::path directory;  // exists
     int64_t pack_bytes = 0;           // a pack over this is closed
+    int64_t sync_ahead_bytes = 0;     // of a pack, written and not durable: synced before Sync()
     uint32_t next_pack = 1;           // the first number to use; never one that was used before
     std::shared_ptr<Failpoints> failpoints;  // null: none
   };
@@ -99,6 +101,9 @@ class PackWriter {
     int64_t written = 0;
     int64_t synced = 0;
     bool directory_synced = false;
+    // Some thread is in fdatasync. One at a time: an error is told once a descriptor, so a second
+    // caller would take the bytes for durable.
+    bool syncing = false;
     Status failure;
   };
   struct FreeDeleter {
@@ -107,7 +112,7 @@ class PackWriter {
   using Buffer = std::unique_ptr<std::byte, FreeDeleter>;
   struct Task {
     std::shared_ptr<PackFile> pack;
-    Buffer buffer;  // null: sync and close the pack
+    Buffer buffer;  // null: the pack is full, and everything of it was written before
     int64_t offset = 0;
     int64_t length = 0;
   };
@@ -117,8 +122,7 @@ class PackWriter {
   };
 
   Status Reach(std::string_view name) const { return ReachFailpoint(options_.failpoints, name); }
-  Status AppendOnce(const Digest& digest, std::span<const std::byte> data,
-                    ChunkLocation location);
+  Status AppendOnce(const Digest& digest, std::span<const std::byte> data, ChunkLocation location);
   Status EnsurePack();
   Status OpenPack();
   Status CopyIn(std::span<const std::byte> data);
@@ -128,9 +132,23 @@ class PackWriter {
 
   void WriterLoop();
   Status WriteTask(const Task& task);
-  Status FinishPack(PackFile& pack);
+
+  void SyncLoop();
+  std::shared_ptr<PackFile> NextToSync() const;  // null: nothing to do. REQUIRES: mutex_ held
+  Status SyncAhead(const PackFile& pack, bool with_directory);
+  Status FinishPack(const PackFile& pack);
   void FailPack(PackFile& pack, const Status& status);  // REQUIRES: mutex_ held
   void Retire(const PackFile& pack);                    // REQUIRES: mutex_ held
+
+  struct SyncTarget {
+    std::shared_ptr<PackFile> pack;
+    int64_t end = 0;
+    bool is_ours = false;  // `syncing` is set for this thread; else the sync thread did it
+    Status status;
+  };
+  std::vector<SyncTarget> TakeSyncTargets();
+  void SyncTargets(std::span<SyncTarget> targets);
+  std::vector<IndexedChunk> SettleSync(std::span<const SyncTarget> targets);
 
   const Options options_;
 
@@ -147,13 +165,17 @@ class PackWriter {
   std::vector<Buffer> free_buffers_;
   int allocated_buffers_ = 0;
   uint32_t next_pack_;
-  std::vector<std::shared_ptr<PackFile>> unsynced_;
+  std::vector<std::shared_ptr<PackFile>> unsynced_;  // not closed, not failed
+  std::deque<std::shared_ptr<PackFile>> finishing_;  // full: to be synced and closed
   std::unordered_map<Digest, Pending, DigestHash> pending_;
   std::unordered_set<Digest, DigestHash> appending_;
   std::unordered_map<Digest, Status, DigestHash> lost_;
-  bool stopping_ = false;
+  bool committing_ = false;   // in Sync(): nothing more is synced ahead
+  bool stopping_ = false;     // the writer thread ends when its queue is empty
+  bool written_out_ = false;  // it has; so does the sync thread
 
   std::thread writer_;
+  std::thread syncer_;
 };
 
 }  // namespace stockpot
