@@ -25,7 +25,7 @@ namespace stockpot {
 namespace {
 
 constexpr int64_t kTensorBytes = int64_t{64} << 20;
-constexpr int kConnections = 2;
+constexpr int kConnections = 4;
 constexpr int kInFlight = 4;
 
 double IngestSeconds(std::span<Client* const> clients, const std::string& name,

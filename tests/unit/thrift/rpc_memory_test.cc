@@ -9,7 +9,7 @@ namespace stockpot {
 namespace {
 
 constexpr int kRanks = 4;
-constexpr int kConnections = 2;  // of a rank, as the hook's
+constexpr int kConnections = 4;  // of a rank; the hook has 2
 constexpr int64_t kTensorBytes = int64_t{64} << 20;
 constexpr int64_t kRankBytes = 3 * kTensorBytes;
 constexpr int64_t kMemoryLimit = int64_t{300} * 1000 * 1000;
