@@ -38,7 +38,7 @@ planted() {
 
 planted manifest store/manifest.cc 'i > 0 && !(tensors[i - 1].name < name)' 'i > tensors.size()'
 planted pack store/pack_reader.cc 'status.ok() && Sha256(out) != digest' 'status.ok() && out.empty()'
-planted safetensors store/safetensors.cc 'entry.begin != at)' 'entry.begin < at)'
-planted rpc_wire store/checkpoint_store.cc 'Sha256(data) != digest)' 'data.empty())'
+planted safetensors store/safetensors.cc 'declared != header.ends[i] - entry.begin)' 'declared < 0)'
+planted rpc_wire thrift/conversions.cc 'index >= kKinds.size())' 'index == kKinds.size())'
 planted rpc_calls store/shard_set.cc 'claims[i - 1].rank != claims[i].rank || in_pieces' 'true'
 exit $failed
