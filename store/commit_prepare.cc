@@ -80,6 +80,9 @@ Status CheckRun(const Run& run) {
     return InvalidArgument("merge_energy is not in (0, 1]");
   }
   if (c.merge_rank < 0) return InvalidArgument("merge_rank is negative");
+  if (!(c.merge_spectral >= 0 && c.merge_spectral <= 1)) {
+    return InvalidArgument("merge_spectral is not in [0, 1]");
+  }
   if (c.quota_bytes < 0) return InvalidArgument("quota_bytes is negative");
   if (!IsPrintableName(c.best_metric, kMaxLabelBytes)) {
     return InvalidArgument("best_metric is empty, too long or not printable");

@@ -55,9 +55,9 @@ std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
       partner = &*std::max_element(earlier.begin(), earlier.end(),
                                    [](const auto& a, const auto& b) { return a.step < b.step; });
     }
-    const MergeOptions options{.energy = config.merge_energy, .rank = config.merge_rank};
-    jobs.push_back(
-        MakeMergeJob(run.name, checkpoint.step, {checkpoint.artifact, partner->artifact}, options));
+    jobs.push_back(MakeMergeJob(run.name, checkpoint.step,
+                                {checkpoint.artifact, partner->artifact},
+                                MergeOptionsOf(config)));
   }
   bool publish = config.publish == PublishPolicy::kEvery;
   if (config.publish == PublishPolicy::kBest) {
@@ -74,6 +74,16 @@ std::vector<Job> JobsForMerge(const Run& run, const StepRecord& merge) {
   const PublishPolicy policy = run.config.publish;
   if (policy != PublishPolicy::kEvery && policy != PublishPolicy::kMerges) return {};
   return {MakePublishJob(merge.artifact, PublishCodec::kBitDelta, "")};
+}
+
+MergeOptions MergeOptionsOf(const RunConfig& config) {
+  MergeOptions options{.method = config.merge_method};
+  if (options.method == MergeMethod::kMonoSoup) {
+    options.energy = config.merge_energy;
+    options.rank = config.merge_rank;
+  }
+  if (options.method == MergeMethod::kMonoSoupSpectral) options.spectral = config.merge_spectral;
+  return options;
 }
 
 Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name) {

@@ -25,6 +25,9 @@ std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
 // The jobs a finished merge causes (publish, by policy).
 std::vector<Job> JobsForMerge(const Run& run, const StepRecord& merge);
 
+// The options that a run's own merges have: of its configuration, what its method uses.
+MergeOptions MergeOptionsOf(const RunConfig& config);
+
 // key "publish/<artifact hex>/<codec>/<name>"; args artifact, codec, name ("": the default route).
 Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name);
 // InvalidArgument names the option that is out of range, or that the method does not use, or that

@@ -19,6 +19,25 @@ enum class PublishPolicy : uint8_t { kEvery, kMerges, kBest, kOnRequest };
 std::string_view PublishPolicyName(PublishPolicy policy);  // "every", "merges", "best", "request"
 Result<PublishPolicy> PublishPolicyFromName(std::string_view name);
 
+// How checkpoints are merged: the formulas are in store/merge.h.
+enum class MergeMethod : uint8_t { kMonoSoup, kMonoSoupSpectral, kMean, kModelStock };
+std::string_view MergeMethodName(MergeMethod method);  // "monosoup", "monosoup-spectral", "mean",
+                                                       // "model-stock"
+Result<MergeMethod> MergeMethodFromName(std::string_view name);
+
+// What a method does not use must have its default.
+struct MergeOptions {
+  MergeMethod method = MergeMethod::kMonoSoup;
+  // mean: one a parent, in their order, >= 0 and not all 0; empty: equal ones.
+  std::vector<double> weights = {};
+  // monosoup: what of each delta of a matrix is kept.
+  double energy = 0.95;  // share of ||delta||_F^2, (0, 1]
+  int64_t rank = 0;      // > 0: fixed rank instead of the energy floor
+  bool force = false;    // accept a fixed rank that keeps less than `energy`
+  // monosoup-spectral: 0: the effective rank decides; else the share R of ||delta||_F^2, (0, 1].
+  double spectral = 0;
+};
+
 struct RunConfig {
   int64_t merge_every = 1000;  // steps; 0: never
   PublishPolicy publish = PublishPolicy::kEvery;
@@ -30,6 +49,8 @@ struct RunConfig {
   // asked for: it costs a core beside the training and writes what it compresses a second time.
   bool compress_history = false;
   int64_t quota_bytes = 0;  // of the distinct chunks of its artifacts; 0: none
+  MergeMethod merge_method = MergeMethod::kMonoSoup;  // energy and rank are monosoup's
+  double merge_spectral = 0;                          // monosoup-spectral's: see MergeOptions
   bool operator==(const RunConfig&) const = default;
 };
 
@@ -136,25 +157,6 @@ enum class PublishCodec : uint8_t {
 };
 std::string_view PublishCodecName(PublishCodec codec);
 Result<PublishCodec> PublishCodecFromName(std::string_view name);
-
-// How checkpoints are merged: the formulas are in store/merge.h.
-enum class MergeMethod : uint8_t { kMonoSoup, kMonoSoupSpectral, kMean, kModelStock };
-std::string_view MergeMethodName(MergeMethod method);  // "monosoup", "monosoup-spectral", "mean",
-                                                       // "model-stock"
-Result<MergeMethod> MergeMethodFromName(std::string_view name);
-
-// What a method does not use must have its default.
-struct MergeOptions {
-  MergeMethod method = MergeMethod::kMonoSoup;
-  // mean: one a parent, in their order, >= 0 and not all 0; empty: equal ones.
-  std::vector<double> weights = {};
-  // monosoup: what of each delta of a matrix is kept.
-  double energy = 0.95;  // share of ||delta||_F^2, (0, 1]
-  int64_t rank = 0;      // > 0: fixed rank instead of the energy floor
-  bool force = false;    // accept a fixed rank that keeps less than `energy`
-  // monosoup-spectral: 0: the effective rank decides; else the share R of ||delta||_F^2, (0, 1].
-  double spectral = 0;
-};
 
 struct Eval {
   Digest artifact;

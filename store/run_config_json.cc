@@ -31,7 +31,9 @@ nlohmann::json ToJson(const RunConfig& config) {
           {"merge_energy", config.merge_energy},
           {"merge_rank", config.merge_rank},
           {"compress_history", config.compress_history},
-          {"quota_bytes", config.quota_bytes}};
+          {"quota_bytes", config.quota_bytes},
+          {"merge_method", MergeMethodName(config.merge_method)},
+          {"merge_spectral", config.merge_spectral}};
 }
 
 Result<RunConfig> RunConfigFromJson(const nlohmann::json& in) {
@@ -47,6 +49,10 @@ Result<RunConfig> RunConfigFromJson(const nlohmann::json& in) {
     Read(in, "merge_rank", config.merge_rank);
     Read(in, "compress_history", config.compress_history);
     Read(in, "quota_bytes", config.quota_bytes);
+    std::string method(MergeMethodName(config.merge_method));
+    Read(in, "merge_method", method);
+    STOCKPOT_ASSIGN_OR_RETURN(config.merge_method, MergeMethodFromName(method));
+    Read(in, "merge_spectral", config.merge_spectral);
   } catch (const std::exception& error) {
     return InvalidArgument(std::string("configuration of a run: ") + error.what());
   }

@@ -452,7 +452,7 @@ Result<rpc::GcReply> Client::CollectGarbage(bool dry_run, int64_t bytes_per_seco
 Result<rpc::Job> Client::Merge(const MergeRequest& request) {
   return Call<rpc::Job>("merge", [&](Connection& c, auto& out) {
     c.control->merge(out, request.ids, request.run, request.step, request.energy, request.rank,
-                     request.force);
+                     request.force, request.options);
   });
 }
 

@@ -127,12 +127,13 @@ class Client {
 
   // --- control ---
   struct MergeRequest {
-    std::vector<std::string> ids;
+    std::vector<std::string> ids;  // checkpoints and merges; with `last` one run or checkpoint
     std::string run;    // empty: the first parent's
     int64_t step = -1;  // -1: the newest parent's
     double energy = 0.95;
     int64_t rank = 0;
     bool force = false;
+    rpc::MergeOptions options;  // method, weights, spectral, last: see stockpot.thrift
   };
   Result<rpc::Job> Merge(const MergeRequest& request);
   // `codec`: "bitdelta" or "dense"; `name`: empty for the default routes.

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <chrono>
+#include <limits>
+#include <span>
 
 #include "store/policy.h"
 #include "thrift/conversions.h"
@@ -28,23 +30,22 @@ class ControlHandler : public rpc::ControlServiceIf {
         started_ms_(NowMs()) {}
 
   void merge(rpc::Job& reply, const std::vector<std::string>& ids, const std::string& run,
-             int64_t step, double energy, int64_t rank, bool force) override {
+             int64_t step, double energy, int64_t rank, bool force,
+             const rpc::MergeOptions& options) override {
     Answer([&]() -> Status {
-      if (ids.empty() || static_cast<int64_t>(ids.size()) > rpc_limits::kMaxMergeParents) {
-        return InvalidArgument("a merge has 1.." + std::to_string(rpc_limits::kMaxMergeParents) +
-                               " parents");
-      }
-      if (!(energy > 0 && energy <= 1)) return InvalidArgument("energy must be in (0, 1]");
-      if (rank < 0) return InvalidArgument("rank is negative: 0 goes by energy");
+      STOCKPOT_ASSIGN_OR_RETURN(MergeOptions asked, MergeOptionsFromRpc(options));
+      asked.energy = energy;
+      asked.rank = rank;
+      asked.force = force;
+      STOCKPOT_ASSIGN_OR_RETURN(const std::vector<std::string> names, MergedNames(ids, options.last));
       std::vector<Digest> parents;
       std::string target_run = run;
       int64_t target_step = step;
-      STOCKPOT_RETURN_IF_ERROR(ResolveParents(ids, parents, target_run, target_step));
+      STOCKPOT_RETURN_IF_ERROR(ResolveParents(names, parents, target_run, target_step));
+      STOCKPOT_RETURN_IF_ERROR(CheckMergeOptions(asked, parents.size()));
       STOCKPOT_RETURN_IF_ERROR(store_.GetRun(target_run).status());
-      STOCKPOT_ASSIGN_OR_RETURN(
-          const Job job,
-          pipeline_.Submit(MakeMergeJob(target_run, target_step, parents,
-                                        {.energy = energy, .rank = rank, .force = force})));
+      STOCKPOT_ASSIGN_OR_RETURN(const Job job, pipeline_.Submit(MakeMergeJob(
+                                                   target_run, target_step, parents, asked)));
       reply = WithProgress(job);
       return OkStatus();
     });
@@ -204,6 +205,41 @@ class ControlHandler : public rpc::ControlServiceIf {
   }
 
  private:
+  // What a merge is asked of: `ids`, or the newest `last` checkpoints of the run that they name, up to
+  // the checkpoint that they name.
+  Result<std::vector<std::string>> MergedNames(const std::vector<std::string>& ids,
+                                               int64_t last) const {
+    const int64_t count = last == 0 ? static_cast<int64_t>(ids.size()) : last;
+    if (count < 1 || count > rpc_limits::kMaxMergeParents) {
+      return InvalidArgument("a merge has 1.." + std::to_string(rpc_limits::kMaxMergeParents) +
+                             " parents");
+    }
+    if (last == 0) return ids;
+    if (ids.size() != 1) return InvalidArgument("the last checkpoints are of one run: name it");
+    STOCKPOT_RETURN_IF_ERROR(CheckLength(ids[0], "a run's name"));
+    std::string run = ids[0];
+    int64_t newest = std::numeric_limits<int64_t>::max();
+    if (!store_.GetRun(run).ok()) {
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(ids[0]));
+      STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
+      run = manifest.run;
+      newest = manifest.step;
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(std::vector<StepRecord> steps, store_.ReadSteps(run));
+    std::erase_if(steps, [&](const StepRecord& step) {
+      return step.kind != ArtifactKind::kCheckpoint || step.deleted || step.step > newest;
+    });
+    if (static_cast<int64_t>(steps.size()) < last) {
+      return InvalidArgument("'" + ids[0] + "' has " + std::to_string(steps.size()) +
+                             " checkpoints, not " + std::to_string(last));
+    }
+    std::vector<std::string> names;
+    for (const StepRecord& step : std::span(steps).last(static_cast<size_t>(last))) {
+      names.push_back(step.artifact.Hex());
+    }
+    return names;
+  }
+
   // `run` and `step` are filled in from the parents where the caller left them open.
   Status ResolveParents(const std::vector<std::string>& ids, std::vector<Digest>& parents,
                         std::string& run, int64_t& step) const {

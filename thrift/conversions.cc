@@ -69,6 +69,19 @@ Result<RunConfig> RunConfigFromRpc(const rpc::RunConfig& config) {
   out.compress_history = config.compress_history;
   out.quota_bytes = config.quota_bytes;
   if (out.quota_bytes < 0) return InvalidArgument("quota_bytes is negative: 0 sets no quota");
+  STOCKPOT_ASSIGN_OR_RETURN(out.merge_method, MergeMethodFromName(config.merge_method));
+  out.merge_spectral = config.merge_spectral;
+  if (!(out.merge_spectral >= 0 && out.merge_spectral <= 1)) {
+    return InvalidArgument("merge_spectral must be in [0, 1]: 0 goes by the effective rank");
+  }
+  return out;
+}
+
+Result<MergeOptions> MergeOptionsFromRpc(const rpc::MergeOptions& options) {
+  MergeOptions out;
+  STOCKPOT_ASSIGN_OR_RETURN(out.method, MergeMethodFromName(options.method));
+  out.weights = options.weights;
+  out.spectral = options.spectral;
   return out;
 }
 
@@ -185,6 +198,8 @@ rpc::RunConfig ToRpc(const RunConfig& config) {
   out.merge_rank = config.merge_rank;
   out.compress_history = config.compress_history;
   out.quota_bytes = config.quota_bytes;
+  out.merge_method = MergeMethodName(config.merge_method);
+  out.merge_spectral = config.merge_spectral;
   return out;
 }
 

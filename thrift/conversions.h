@@ -18,6 +18,8 @@ inline std::string RawBytes(const Digest& digest) { return std::string(digest.ra
 // --- from the wire: InvalidArgument names the field ---
 Result<ArtifactKind> KindFromRpc(rpc::Kind kind);
 Result<RunConfig> RunConfigFromRpc(const rpc::RunConfig& config);
+// The parents' number is the store's to judge.
+Result<MergeOptions> MergeOptionsFromRpc(const rpc::MergeOptions& options);
 Result<SessionRequest> SessionRequestFromRpc(const rpc::SessionRequest& request);
 Result<Part> PartFromRpc(const rpc::Part& part, const std::string& what);
 Result<StepKey> StepKeyFromRpc(const rpc::StepKey& key);

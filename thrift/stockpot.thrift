@@ -40,6 +40,8 @@ struct RunConfig {
   6: i64 merge_rank = 0           // 0: by energy
   7: bool compress_history = false  // older checkpoints as differences, in the background
   8: i64 quota_bytes = 0          // of the distinct chunks of the run's artifacts; 0: none
+  9: string merge_method = "monosoup"  // MergeOptions.method
+  10: double merge_spectral = 0   // MergeOptions.spectral
 }
 
 struct Run {
@@ -414,10 +416,22 @@ struct BackupReply {
   5: i64 event                    // the newest it holds
 }
 
+// How a merge is made, beside what `merge` says of the method monosoup. A method takes no option of
+// another one.
+struct MergeOptions {
+  1: string method = "monosoup"   // monosoup, monosoup-spectral, mean, model-stock
+  2: list<double> weights         // mean: one an id, in their order; none: equal
+  3: double spectral = 0          // monosoup-spectral: 0: effective rank; else the share R, (0, 1]
+  // > 0: the newest so many checkpoints, the oldest first, of the run that `ids` names, or up to the
+  // one checkpoint that it names.
+  4: i32 last = 0
+}
+
 service ControlService {
   // These queue a durable job and return it; ask job() until it is done or failed.
+  // `run` may be empty: the first id's; `step` -1: the newest one's.
   Job merge(1: list<string> ids, 2: string run, 3: i64 step, 4: double energy, 5: i64 rank,
-            6: bool force) throws (1: Error error)
+            6: bool force, 7: MergeOptions options) throws (1: Error error)
   Job publish(1: string id, 2: string codec, 3: string name) throws (1: Error error)
   // Stores the history of a run, or of one of its artifacts, as differences (store/README.md).
   Job compress(1: string id) throws (1: Error error)

@@ -502,9 +502,18 @@ void Caller::Control() {
     case 2: {
       std::vector<std::string> ids;
       for (size_t n = in_.Below(4); n > 0; --n) ids.push_back(Id());
+      static const std::string kMethods[] = {"monosoup", "monosoup-spectral", "mean", "model-stock",
+                                             "x"};
+      rpc::MergeOptions options;
+      options.method = kMethods[in_.Below(std::size(kMethods))];
+      for (size_t n = in_.Below(4); n > 0; --n) {
+        options.weights.push_back(static_cast<double>(Number()));
+      }
+      if (in_.OneIn(4)) options.spectral = static_cast<double>(Number());
+      if (in_.OneIn(4)) options.last = static_cast<int32_t>(Number());
       Try([&] {
         control_.merge(job, ids, in_.OneIn(2) ? "" : "r2", Number(), in_.OneIn(4) ? 2 : 0.5,
-                       in_.OneIn(4) ? Number() : 0, in_.OneIn(2));
+                       in_.OneIn(4) ? Number() : 0, in_.OneIn(2), options);
       });
       break;
     }

@@ -52,18 +52,41 @@ Status FinishJob(Client& client, const Globals& globals, rpc::Job job, bool wait
   return OkStatus();
 }
 
-struct MergeOptions {
+struct MergeCommand {
   Client::MergeRequest request;
-  std::string method = "monosoup";
+  std::string spectral;
   bool no_wait = false;
 };
 
+// "erank", or the share R. Throws ValidationError.
+double ParseSpectral(const std::string& text) {
+  if (text.empty() || text == "erank") return 0;
+  char* end = nullptr;
+  const double share = std::strtod(text.c_str(), &end);
+  if (*end == '\0' && share > 0 && share <= 1) return share;
+  throw CLI::ValidationError("--spectral", "'" + text + "' is neither erank nor in (0, 1]");
+}
+
 void AddMerge(Registry& registry) {
-  const auto options = std::make_shared<MergeOptions>();
+  const auto options = std::make_shared<MergeCommand>();
   CLI::App* command =
       registry.app.add_subcommand("merge", "Merge checkpoints of one base into a new artifact");
-  command->add_option("ID", options->request.ids, "Checkpoints or merges")->required();
-  command->add_option("--method", options->method, "How")->check(CLI::IsMember({"monosoup"}));
+  command
+      ->add_option("ID", options->request.ids,
+                   "Checkpoints or merges; with --last a run or its last good step")
+      ->required();
+  rpc::MergeOptions& how = options->request.options;
+  command->add_option("--method", how.method, "monosoup, monosoup-spectral, mean or model-stock")
+      ->check(CLI::IsMember({"monosoup", "monosoup-spectral", "mean", "model-stock"}));
+  command
+      ->add_option("--last", how.last,
+                   "The newest N checkpoints of the run, up to the step if one is named")
+      ->check(CLI::Range(int32_t{1}, int32_t{1024}));
+  command->add_option("--weights", how.weights, "mean: one each, in the order of the IDs")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command->add_option("--spectral", options->spectral,
+                      "monosoup-spectral: erank (default), or the kept share R (0.8, say)");
   command->add_option("--energy", options->request.energy, "Kept share of each delta's energy")
       ->check(CLI::Range(1e-9, 1.0));
   command->add_option("--rank", options->request.rank, "Fixed rank instead of the energy floor")
@@ -75,6 +98,7 @@ void AddMerge(Registry& registry) {
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_flag("--no-wait", options->no_wait, "Only queue the job");
   command->callback([&registry, options] {
+    options->request.options.spectral = ParseSpectral(options->spectral);
     registry.action = [&registry, options]() -> Status {
       STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(registry.globals));
       STOCKPOT_ASSIGN_OR_RETURN(rpc::Job job, client->Merge(options->request));

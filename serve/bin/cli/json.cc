@@ -47,7 +47,9 @@ Json ToJson(const rpc::Run& run) {
             {"merge_energy", run.config.merge_energy},
             {"merge_rank", run.config.merge_rank},
             {"compress_history", run.config.compress_history},
-            {"quota_bytes", run.config.quota_bytes}}},
+            {"quota_bytes", run.config.quota_bytes},
+            {"merge_method", run.config.merge_method},
+            {"merge_spectral", run.config.merge_spectral}}},
           {"tags", run.tags}};
 }
 

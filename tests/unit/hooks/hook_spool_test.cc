@@ -182,7 +182,8 @@ TEST_F(HookSpoolTest, ARefusedEntryIsKeptAside) {
 // What is sent later sets the run up as it was asked for: every field, also those to come.
 TEST_F(HookSpoolTest, AConfigurationComesBackWhole) {
   RunConfig config;
-  auto& [merge_every, publish, metric, lower, energy, rank, compress, quota] = config;
+  auto& [merge_every, publish, metric, lower, energy, rank, compress, quota, method, spectral] =
+      config;
   merge_every = 7;
   publish = PublishPolicy::kBest;
   metric = "acc";
@@ -191,6 +192,8 @@ TEST_F(HookSpoolTest, AConfigurationComesBackWhole) {
   rank = 3;
   compress = true;
   quota = 123;
+  method = MergeMethod::kMonoSoupSpectral;
+  spectral = 0.75;
   world_.Stop();
   {
     CheckpointHookOptions options = SpoolOptions();

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
+#include <tuple>
 
 namespace stockpot {
 namespace {
@@ -100,6 +102,27 @@ TEST(JobsForCheckpointTest, PublishesByPolicy) {
   }
 }
 
+TEST(JobsForCheckpointTest, MergesByTheMethodOfTheRun) {
+  stockpot::Run run{.name = "r"};
+  run.config.merge_every = 10;
+  run.config.publish = PublishPolicy::kOnRequest;
+  run.config.merge_energy = 0.9;
+  run.config.merge_spectral = 0.8;
+  for (const auto& [method, energy, spectral] :
+       {std::tuple(MergeMethod::kMonoSoup, 0.9, 0.0), std::tuple(MergeMethod::kMean, 0.95, 0.0),
+        std::tuple(MergeMethod::kModelStock, 0.95, 0.0),
+        std::tuple(MergeMethod::kMonoSoupSpectral, 0.95, 0.8)}) {
+    run.config.merge_method = method;
+    const MergeOptions options = MergeOptionsOf(run.config);
+    EXPECT_TRUE(CheckMergeOptions(options, 2).ok()) << MergeMethodName(method);
+    EXPECT_EQ(options.energy, energy);
+    EXPECT_EQ(options.spectral, spectral);
+    const auto jobs = JobsForCheckpoint(run, Checkpoint(20), {Checkpoint(10)});
+    ASSERT_EQ(jobs.size(), 1u);
+    EXPECT_EQ(jobs[0].args.at("method"), MergeMethodName(method));
+  }
+}
+
 TEST(JobKeyTest, NamesWhatIsMade) {
   const Digest a = Sha256("a");
   const Digest b = Sha256("b");
@@ -110,6 +133,26 @@ TEST(JobKeyTest, NamesWhatIsMade) {
   EXPECT_NE(merge.key, MakeMergeJob("r", 20, {a, b}, {.energy = 0.9}).key);
   EXPECT_NE(merge.key, MakeMergeJob("r", 20, {a, a}, {}).key);
   EXPECT_NE(merge.key, MakeMergeJob("r", 21, {a, b}, {}).key);
+  using enum MergeMethod;
+  std::set<std::string> keys = {merge.key};
+  for (const MergeOptions& options :
+       {MergeOptions{.method = kMean}, MergeOptions{.method = kMean, .weights = {1, 2}},
+        MergeOptions{.method = kMean, .weights = {2, 1}}, MergeOptions{.method = kModelStock},
+        MergeOptions{.method = kMonoSoupSpectral},
+        MergeOptions{.method = kMonoSoupSpectral, .spectral = 0.8}}) {
+    EXPECT_TRUE(keys.insert(MakeMergeJob("r", 20, {a, b}, options).key).second);
+  }
+  // A weight goes with its parent.
+  EXPECT_EQ(MakeMergeJob("r", 20, {a, b}, {.method = kMean, .weights = {1, 2}}).key,
+            MakeMergeJob("r", 20, {b, a}, {.method = kMean, .weights = {2, 1}}).key);
+}
+
+// Keys that stores hold of before there were several methods.
+TEST(JobKeyTest, OfMonoSoupStaysWhatItWas) {
+  const Digest a = Sha256("a"), b = Sha256("b");
+  std::string made = "0.94999999999999996/0/false";
+  for (const Digest& parent : {std::min(a, b), std::max(a, b)}) made += "/" + parent.Hex();
+  EXPECT_EQ(MakeMergeJob("r", 20, {a, b}, {}).key, "merge/r/20/" + Sha256(made).ShortHex());
 }
 
 TEST(RouteNamesTest, Defaults) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <thread>
@@ -96,6 +97,14 @@ TEST_F(RpcServicesTest, RunKeepsWhatItWasToldAndItsBase) {
   EXPECT_EQ(client_->CreateRun("new", "tiny", wrong, {}).status().code(),
             StatusCode::kInvalidArgument);
   wrong = OnRequest();
+  wrong.merge_method = "soup";
+  EXPECT_EQ(client_->CreateRun("new", "tiny", wrong, {}).status().code(),
+            StatusCode::kInvalidArgument);
+  wrong = {};
+  wrong.merge_spectral = 1.5;
+  EXPECT_EQ(client_->CreateRun("new", "tiny", wrong, {}).status().code(),
+            StatusCode::kInvalidArgument);
+  wrong = {};
   wrong.merge_energy = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(client_->CreateRun("new", "tiny", wrong, {}).status().code(),
             StatusCode::kInvalidArgument);
@@ -314,6 +323,55 @@ TEST_F(RpcServicesTest, MergeMakesAnArtifactWithBothParents) {
   request.ids = {"demo@1", "demo@2"};
   request.energy = 0;
   EXPECT_EQ(client_->Merge(request).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(RpcServicesTest, MergesTheLastCheckpointsByAnyMethod) {
+  for (int64_t step = 1; step <= 4; ++step) PushStep(step, 3.0);
+  const auto hex = [&](const std::string& name) { return client_->Resolve(name)->Hex(); };
+  Client::MergeRequest request;
+  request.ids = {"demo"};
+  request.options.method = "mean";
+  request.options.last = 3;
+  request.options.weights = {1, 2, 4};
+  const rpc::Job job = Finished(client_->Merge(request));
+  ASSERT_EQ(job.state, "done") << job.error;
+  EXPECT_EQ(job.arguments.at("parents"), hex("demo@2") + "," + hex("demo@3") + "," + hex("demo@4"));
+  EXPECT_EQ(job.arguments.at("step"), "4");
+  const auto merged = client_->Show("demo@4.merge");
+  ASSERT_OK(merged);
+  EXPECT_EQ(merged->attributes.at("method"), "mean");
+  EXPECT_EQ(merged->attributes.at("weights"), "1.0,2.0,4.0");
+
+  // What is deleted is not among them.
+  ASSERT_OK(client_->Delete("demo@3", 1000, "me", "a spike"));
+  request.options.weights.clear();
+  const rpc::Job without = Finished(client_->Merge(request));
+  EXPECT_EQ(without.arguments.at("parents"),
+            hex("demo@1") + "," + hex("demo@2") + "," + hex("demo@4"));
+
+  // Up to a checkpoint, and no further.
+  request.ids = {"demo@2"};
+  request.options.last = 2;
+  const rpc::Job earlier = Finished(client_->Merge(request));
+  EXPECT_EQ(earlier.arguments.at("parents"), hex("demo@1") + "," + hex("demo@2"));
+  EXPECT_EQ(earlier.arguments.at("step"), "2");
+
+  const auto refused = [&](const std::function<void(Client::MergeRequest&)>& change) {
+    Client::MergeRequest wrong;
+    wrong.ids = {"demo"};
+    wrong.options.last = 2;
+    change(wrong);
+    return client_->Merge(wrong).status().code();
+  };
+  constexpr auto kInvalid = StatusCode::kInvalidArgument;
+  EXPECT_EQ(refused([](auto& r) { r.options.last = 4; }), kInvalid);
+  EXPECT_EQ(refused([](auto& r) { r.options.last = -1; }), kInvalid);
+  EXPECT_EQ(refused([](auto& r) { r.options.last = 65; }), kInvalid);
+  EXPECT_EQ(refused([](auto& r) { r.ids = {"demo", "demo"}; }), kInvalid);
+  EXPECT_EQ(refused([](auto& r) { r.ids = {"nowhere"}; }), StatusCode::kNotFound);
+  EXPECT_EQ(refused([](auto& r) { r.options.method = "soup"; }), kInvalid);
+  EXPECT_EQ(refused([](auto& r) { r.options.weights = {1, 1}; }), kInvalid);
+  EXPECT_EQ(refused([](auto& r) { r.options.spectral = 0.5; }), kInvalid);
 }
 
 TEST_F(RpcServicesTest, AliasesMoveByCompareAndSet) {

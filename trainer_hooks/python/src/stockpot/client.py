@@ -23,6 +23,7 @@ from stockpot.rpc.ttypes import (
     Event,
     Job,
     LogEntry,
+    MergeOptions,
     ResumePoint,
     Run,
     RunConfig,
@@ -172,10 +173,26 @@ class Control:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def merge(self, ids: Sequence[str], run: str, step: int, *, energy: float = 0.95,
-              rank: int = 0, force: bool = False) -> Job:
-        """Queues a merge."""
-        return self._call(lambda c: c.merge(list(ids), run, step, energy, rank, force))
+    def merge(self, ids: Sequence[str], run: str = "", step: int = -1, *,
+              method: str = "monosoup", energy: float = 0.95, rank: int = 0, force: bool = False,
+              weights: Sequence[float] = (), spectral: float = 0.0, last: int = 0) -> Job:
+        """Queues a merge.
+
+        Args:
+            ids: checkpoints and merges of one base; with `last` one run, or one checkpoint.
+            run: the run of the result; empty: the first parent's.
+            step: the step of the result; -1: the newest parent's.
+            method: "monosoup", "monosoup-spectral", "mean" or "model-stock".
+            energy: monosoup: share of each delta's energy that is kept.
+            rank: monosoup: fixed rank instead of that floor; refused below it unless `force`.
+            force: accept a rank that keeps less.
+            weights: mean: one an id, in their order; empty: equal ones.
+            spectral: monosoup-spectral: 0 goes by the effective rank, else the share R in (0, 1].
+            last: merge the newest so many checkpoints of the run, or those up to the named one; the
+                oldest first.
+        """
+        options = MergeOptions(method, list(weights), spectral, last)
+        return self._call(lambda c: c.merge(list(ids), run, step, energy, rank, force, options))
 
     def publish(self, id: str, *, codec: str = "bitdelta", name: str = "") -> Job:
         """Queues a publish; `name` empty: the default routes."""

@@ -19,7 +19,7 @@ all_structs = []
 
 
 class Iface(object):
-    def merge(self, ids, run, step, energy, rank, force):
+    def merge(self, ids, run, step, energy, rank, force, options):
         """
         Parameters:
          - ids
@@ -28,6 +28,7 @@ class Iface(object):
          - energy
          - rank
          - force
+         - options
 
         """
         pass
@@ -109,7 +110,7 @@ class Client(Iface):
             self._oprot = oprot
         self._seqid = 0
 
-    def merge(self, ids, run, step, energy, rank, force):
+    def merge(self, ids, run, step, energy, rank, force, options):
         """
         Parameters:
          - ids
@@ -118,12 +119,13 @@ class Client(Iface):
          - energy
          - rank
          - force
+         - options
 
         """
-        self.send_merge(ids, run, step, energy, rank, force)
+        self.send_merge(ids, run, step, energy, rank, force, options)
         return self.recv_merge()
 
-    def send_merge(self, ids, run, step, energy, rank, force):
+    def send_merge(self, ids, run, step, energy, rank, force, options):
         self._oprot.writeMessageBegin('merge', TMessageType.CALL, self._seqid)
         args = merge_args()
         args.ids = ids
@@ -132,6 +134,7 @@ class Client(Iface):
         args.energy = energy
         args.rank = rank
         args.force = force
+        args.options = options
         args.write(self._oprot)
         self._oprot.writeMessageEnd()
         self._oprot.trans.flush()
@@ -525,7 +528,7 @@ class Processor(Iface, TProcessor):
         iprot.readMessageEnd()
         result = merge_result()
         try:
-            result.success = self._handler.merge(args.ids, args.run, args.step, args.energy, args.rank, args.force)
+            result.success = self._handler.merge(args.ids, args.run, args.step, args.energy, args.rank, args.force, args.options)
             msg_type = TMessageType.REPLY
         except TTransport.TTransportException:
             raise
@@ -817,17 +820,19 @@ class merge_args(object):
      - energy
      - rank
      - force
+     - options
 
     """
 
 
-    def __init__(self, ids=None, run=None, step=None, energy=None, rank=None, force=None,):
+    def __init__(self, ids=None, run=None, step=None, energy=None, rank=None, force=None, options=None,):
         self.ids = ids
         self.run = run
         self.step = step
         self.energy = energy
         self.rank = rank
         self.force = force
+        self.options = options
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -841,10 +846,10 @@ class merge_args(object):
             if fid == 1:
                 if ftype == TType.LIST:
                     self.ids = []
-                    (_etype317, _size314) = iprot.readListBegin()
-                    for _i318 in range(_size314):
-                        _elem319 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.ids.append(_elem319)
+                    (_etype324, _size321) = iprot.readListBegin()
+                    for _i325 in range(_size321):
+                        _elem326 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.ids.append(_elem326)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -873,6 +878,12 @@ class merge_args(object):
                     self.force = iprot.readBool()
                 else:
                     iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.STRUCT:
+                    self.options = MergeOptions()
+                    self.options.read(iprot)
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -886,8 +897,8 @@ class merge_args(object):
         if self.ids is not None:
             oprot.writeFieldBegin('ids', TType.LIST, 1)
             oprot.writeListBegin(TType.STRING, len(self.ids))
-            for iter320 in self.ids:
-                oprot.writeString(iter320.encode('utf-8') if sys.version_info[0] == 2 else iter320)
+            for iter327 in self.ids:
+                oprot.writeString(iter327.encode('utf-8') if sys.version_info[0] == 2 else iter327)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.run is not None:
@@ -909,6 +920,10 @@ class merge_args(object):
         if self.force is not None:
             oprot.writeFieldBegin('force', TType.BOOL, 6)
             oprot.writeBool(self.force)
+            oprot.writeFieldEnd()
+        if self.options is not None:
+            oprot.writeFieldBegin('options', TType.STRUCT, 7)
+            self.options.write(oprot)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -935,6 +950,7 @@ merge_args.thrift_spec = (
     (4, TType.DOUBLE, 'energy', None, None, ),  # 4
     (5, TType.I64, 'rank', None, None, ),  # 5
     (6, TType.BOOL, 'force', None, None, ),  # 6
+    (7, TType.STRUCT, 'options', [MergeOptions, None], None, ),  # 7
 )
 
 
@@ -1512,11 +1528,11 @@ class jobs_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype324, _size321) = iprot.readListBegin()
-                    for _i325 in range(_size321):
-                        _elem326 = Job()
-                        _elem326.read(iprot)
-                        self.success.append(_elem326)
+                    (_etype331, _size328) = iprot.readListBegin()
+                    for _i332 in range(_size328):
+                        _elem333 = Job()
+                        _elem333.read(iprot)
+                        self.success.append(_elem333)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1538,8 +1554,8 @@ class jobs_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter327 in self.success:
-                iter327.write(oprot)
+            for iter334 in self.success:
+                iter334.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -1761,11 +1777,11 @@ class routes_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype331, _size328) = iprot.readListBegin()
-                    for _i332 in range(_size328):
-                        _elem333 = Alias()
-                        _elem333.read(iprot)
-                        self.success.append(_elem333)
+                    (_etype338, _size335) = iprot.readListBegin()
+                    for _i339 in range(_size335):
+                        _elem340 = Alias()
+                        _elem340.read(iprot)
+                        self.success.append(_elem340)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1787,8 +1803,8 @@ class routes_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter334 in self.success:
-                iter334.write(oprot)
+            for iter341 in self.success:
+                iter341.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -2046,11 +2062,11 @@ class watch_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype338, _size335) = iprot.readListBegin()
-                    for _i339 in range(_size335):
-                        _elem340 = Event()
-                        _elem340.read(iprot)
-                        self.success.append(_elem340)
+                    (_etype345, _size342) = iprot.readListBegin()
+                    for _i346 in range(_size342):
+                        _elem347 = Event()
+                        _elem347.read(iprot)
+                        self.success.append(_elem347)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2072,8 +2088,8 @@ class watch_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter341 in self.success:
-                iter341.write(oprot)
+            for iter348 in self.success:
+                iter348.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:

@@ -280,11 +280,13 @@ class RunConfig(object):
      - merge_rank
      - compress_history
      - quota_bytes
+     - merge_method
+     - merge_spectral
 
     """
 
 
-    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0, compress_history=False, quota_bytes=0,):
+    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0, compress_history=False, quota_bytes=0, merge_method="monosoup", merge_spectral=float(0),):
         self.merge_every = merge_every
         self.publish = publish
         self.best_metric = best_metric
@@ -293,6 +295,8 @@ class RunConfig(object):
         self.merge_rank = merge_rank
         self.compress_history = compress_history
         self.quota_bytes = quota_bytes
+        self.merge_method = merge_method
+        self.merge_spectral = merge_spectral
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -343,6 +347,16 @@ class RunConfig(object):
                     self.quota_bytes = iprot.readI64()
                 else:
                     iprot.skip(ftype)
+            elif fid == 9:
+                if ftype == TType.STRING:
+                    self.merge_method = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 10:
+                if ftype == TType.DOUBLE:
+                    self.merge_spectral = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -384,6 +398,14 @@ class RunConfig(object):
         if self.quota_bytes is not None:
             oprot.writeFieldBegin('quota_bytes', TType.I64, 8)
             oprot.writeI64(self.quota_bytes)
+            oprot.writeFieldEnd()
+        if self.merge_method is not None:
+            oprot.writeFieldBegin('merge_method', TType.STRING, 9)
+            oprot.writeString(self.merge_method.encode('utf-8') if sys.version_info[0] == 2 else self.merge_method)
+            oprot.writeFieldEnd()
+        if self.merge_spectral is not None:
+            oprot.writeFieldBegin('merge_spectral', TType.DOUBLE, 10)
+            oprot.writeDouble(self.merge_spectral)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -4114,6 +4136,104 @@ class BackupReply(object):
 
     def __ne__(self, other):
         return not (self == other)
+
+
+class MergeOptions(object):
+    """
+    Attributes:
+     - method
+     - weights
+     - spectral
+     - last
+
+    """
+
+
+    def __init__(self, method="monosoup", weights=None, spectral=float(0), last=0,):
+        self.method = method
+        self.weights = weights
+        self.spectral = spectral
+        self.last = last
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.method = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.LIST:
+                    self.weights = []
+                    (_etype273, _size270) = iprot.readListBegin()
+                    for _i274 in range(_size270):
+                        _elem275 = iprot.readDouble()
+                        self.weights.append(_elem275)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.DOUBLE:
+                    self.spectral = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I32:
+                    self.last = iprot.readI32()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('MergeOptions')
+        if self.method is not None:
+            oprot.writeFieldBegin('method', TType.STRING, 1)
+            oprot.writeString(self.method.encode('utf-8') if sys.version_info[0] == 2 else self.method)
+            oprot.writeFieldEnd()
+        if self.weights is not None:
+            oprot.writeFieldBegin('weights', TType.LIST, 2)
+            oprot.writeListBegin(TType.DOUBLE, len(self.weights))
+            for iter276 in self.weights:
+                oprot.writeDouble(iter276)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.spectral is not None:
+            oprot.writeFieldBegin('spectral', TType.DOUBLE, 3)
+            oprot.writeDouble(self.spectral)
+            oprot.writeFieldEnd()
+        if self.last is not None:
+            oprot.writeFieldBegin('last', TType.I32, 4)
+            oprot.writeI32(self.last)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
 all_structs.append(Error)
 Error.thrift_spec = (
     None,  # 0
@@ -4139,6 +4259,8 @@ RunConfig.thrift_spec = (
     (6, TType.I64, 'merge_rank', None, 0, ),  # 6
     (7, TType.BOOL, 'compress_history', None, False, ),  # 7
     (8, TType.I64, 'quota_bytes', None, 0, ),  # 8
+    (9, TType.STRING, 'merge_method', 'UTF8', "monosoup", ),  # 9
+    (10, TType.DOUBLE, 'merge_spectral', None, float(0), ),  # 10
 )
 all_structs.append(Run)
 Run.thrift_spec = (
@@ -4441,6 +4563,14 @@ BackupReply.thrift_spec = (
     (3, TType.I64, 'copied_chunks', None, None, ),  # 3
     (4, TType.I64, 'copied_bytes', None, None, ),  # 4
     (5, TType.I64, 'event', None, None, ),  # 5
+)
+all_structs.append(MergeOptions)
+MergeOptions.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'method', 'UTF8', "monosoup", ),  # 1
+    (2, TType.LIST, 'weights', (TType.DOUBLE, None, False), None, ),  # 2
+    (3, TType.DOUBLE, 'spectral', None, float(0), ),  # 3
+    (4, TType.I32, 'last', None, 0, ),  # 4
 )
 fix_spec(all_structs)
 del all_structs
