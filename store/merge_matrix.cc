@@ -3,20 +3,35 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linalg_eigh.h>
-#include <ATen/ops/linalg_eigvalsh.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "kernels/svd/partial_eigen.h"
+
 namespace stockpot {
 namespace {
+
+// From this smaller side on the cut is made in float32, and checked; smaller ones take no time
+// anyway.
+constexpr int64_t kLeastFloat32Side = 128;
+// How near to the floor a float32 cut may be: what it keeps is measured to a few 1e-7.
+constexpr double kFloorMargin = 1e-6;
+// The gap at the cut, in shares of the largest eigenvalue, that float32's vectors need.
+constexpr double kLeastGap = 2e-5;
+constexpr int64_t kGramPanel = 192;
+constexpr int64_t kMirrorTile = 16;
+// Squares of a delta whose values are about 2^e leave float32 from about |e| = 60 on.
+constexpr int kMostExponent = 40;
 
 // Below this share of the base's norm a delta is rounding, and its spectrum means nothing.
 constexpr double kTinyDelta = 1e-6;
@@ -106,32 +121,117 @@ Status BelowFloor(int64_t rank, int64_t full, double kept, double floor) {
                          NumberText(floor));
 }
 
-// Whether no spectrum with this Gram matrix keeps `floor` at `rank`: s_1^2 + ... + s_r^2 <=
-// sqrt(r * sum s_i^4), and the sum is ||G||_F^2.
-bool SurelyBelow(const at::Tensor& gram, double energy, int64_t rank, double floor) {
-  const double norm = gram.norm().item<double>();
-  return std::sqrt(static_cast<double>(rank)) * norm < 0.999 * floor * energy;
+// The Gram matrix of the smaller side into `eigen`, in float32: the lower triangle in panels, then
+// its mirror image.
+void FillGram(const at::Tensor& delta, PartialEigen& eigen) {
+  const at::Tensor tall = delta.size(1) <= delta.size(0) ? delta : delta.t();
+  const int64_t n = tall.size(1), stride = eigen.stride();
+  float* g = eigen.matrix();
+  const at::Tensor gram = at::from_blob(g, {n, n}, {stride, 1}, at::kFloat);
+  for (int64_t begin = 0; begin < n; begin += kGramPanel) {
+    const int64_t rows = std::min(kGramPanel, n - begin);
+    at::Tensor panel = gram.narrow(0, begin, rows).narrow(1, 0, begin + rows);
+    at::mm_out(panel, tall.narrow(1, begin, rows).t(), tall.narrow(1, 0, begin + rows));
+  }
+  for (int64_t i0 = 0; i0 < n; i0 += kMirrorTile) {
+    for (int64_t j0 = i0; j0 < n; j0 += kMirrorTile) {
+      for (int64_t i = i0; i < std::min(n, i0 + kMirrorTile); ++i) {
+        for (int64_t j = std::max(j0, i + 1); j < std::min(n, j0 + kMirrorTile); ++j) {
+          g[i * stride + j] = g[j * stride + i];
+        }
+      }
+    }
+  }
 }
 
-Result<MatrixReport> Truncate(at::Tensor delta, double energy, const MergeOptions& options) {
-  const int64_t full = std::min(delta.size(0), delta.size(1));
-  const at::Tensor gram = Gram(delta);
-  const bool floor_holds = options.rank > 0 && !options.force;
-  if (floor_holds && SurelyBelow(gram, energy, options.rank, options.energy)) {
-    const std::vector<double> squares = Descending(at::linalg_eigvalsh(gram));
-    return BelowFloor(options.rank, full, KeptShare(squares, options.rank), options.energy);
+// The rank by the eigenvalues of the Gram matrix, ascending.
+int64_t RankByFloor(std::span<const double> ascending, double energy, double floor) {
+  double dropped = 0;
+  size_t count = 0;
+  while (count < ascending.size()) {
+    dropped += std::max(ascending[count], 0.0);
+    if (dropped > (1 - floor) * energy) break;
+    ++count;
   }
-  const auto [values, vectors] = at::linalg_eigh(gram);
+  return static_cast<int64_t>(ascending.size() - count);
+}
+
+// The cut in float32, or nothing where float32 cannot tell which directions to keep; `delta` is as
+// it was then. What is kept is measured on the delta itself: ||delta Q||_F^2 of orthonormal Q is
+// exact to second order in the error of Q.
+Result<std::optional<MatrixReport>> TruncateInFloat32(at::Tensor delta, double energy,
+                                                      const MergeOptions& options) {
+  const bool of_columns = delta.size(1) <= delta.size(0);
+  const int64_t n = std::min(delta.size(0), delta.size(1));
+  PartialEigen eigen(n);
+  FillGram(delta, eigen);
+  if (!eigen.Decompose()) return std::optional<MatrixReport>();
+  const std::span<const double> values = eigen.values();
+  const bool fixed = options.rank > 0;
+  MatrixReport report{.rank = fixed ? options.rank : RankByFloor(values, energy, options.energy)};
+  if (report.rank == n) {
+    if (values[0] <= (1 - options.energy + kFloorMargin) * energy) {
+      return std::optional<MatrixReport>();
+    }
+    return std::optional(MatrixReport{.rank = n});
+  }
+  const double gap = values[n - report.rank] - values[n - report.rank - 1];
+  if (report.rank == 0 || gap < kLeastGap * values[n - 1]) return std::optional<MatrixReport>();
+
+  const bool drop = n - report.rank < report.rank;
+  const int64_t count = drop ? n - report.rank : report.rank;
+  PartialEigen::Columns columns;
+  if (!eigen.Vectors(drop ? 0 : n - count, count, &columns)) return std::optional<MatrixReport>();
+  const at::Tensor q = at::from_blob(columns.data, {n, count}, {columns.stride, 1}, at::kFloat);
+  const at::Tensor part = of_columns ? at::mm(delta, q) : at::mm(q.t(), delta);
+  STOCKPOT_ASSIGN_OR_RETURN(const double part_energy,
+                            SquaredNorm(part.const_data_ptr<float>(), part.numel()));
+  report.kept_energy = drop ? 1 - part_energy / energy : part_energy / energy;
+  const double over = report.kept_energy - options.energy;
+  const double without_last = over - values[n - report.rank] / energy;
+  const bool certain = fixed ? options.force || std::fabs(over) > kFloorMargin
+                             : over > kFloorMargin && without_last < -kFloorMargin;
+  if (!certain) return std::optional<MatrixReport>();
+  if (fixed && !options.force && over < 0) {
+    return BelowFloor(report.rank, n, report.kept_energy, options.energy);
+  }
+  report.unchanged = false;
+  const at::Tensor& left = of_columns ? part : q;
+  const at::Tensor right = of_columns ? q.t() : part;
+  if (drop) {
+    delta.addmm_(left, right, 1, -1);
+  } else {
+    at::mm_out(delta, left, right);
+  }
+  return std::optional(report);
+}
+
+// In float64.
+Result<MatrixReport> TruncateExactly(at::Tensor delta, const MergeOptions& options) {
+  const int64_t full = std::min(delta.size(0), delta.size(1));
+  const auto [values, vectors] = at::linalg_eigh(Gram(delta));
   const std::vector<double> squares = Descending(values);
   MatrixReport report{.rank = options.rank};
   if (options.rank == 0) report.rank = RankOfShare(squares, options.energy);
   report.kept_energy = KeptShare(squares, report.rank);
-  if (floor_holds && report.kept_energy < options.energy) {
+  if (options.rank > 0 && !options.force && report.kept_energy < options.energy) {
     return BelowFloor(report.rank, full, report.kept_energy, options.energy);
   }
   report.unchanged = report.rank == full;
   if (!report.unchanged) Reweight(delta, vectors, report.rank, 1, 0);
   return report;
+}
+
+Result<MatrixReport> Truncate(at::Tensor delta, double energy, const MergeOptions& options) {
+  int exponent = 0;
+  std::frexp(std::sqrt(energy / static_cast<double>(delta.numel())), &exponent);
+  const bool fits = std::abs(exponent) <= kMostExponent;
+  if (fits && std::min(delta.size(0), delta.size(1)) >= kLeastFloat32Side) {
+    STOCKPOT_ASSIGN_OR_RETURN(const std::optional<MatrixReport> report,
+                              TruncateInFloat32(delta, energy, options));
+    if (report) return *report;
+  }
+  return TruncateExactly(delta, options);
 }
 
 MatrixReport ReweightBySpectrum(at::Tensor delta, double spectral) {

@@ -7,8 +7,13 @@
 //                   MonoSoup, arXiv 2602.09689
 //
 // Both work in place on `delta` [rows, cols], row-major float32; what it holds after an error is
-// unspecified. The spectrum comes from the eigenvalues of the Gram matrix of the smaller side, in
-// float64, and so do the projections.
+// unspecified. The spectrum comes from the eigenvalues of the Gram matrix of the smaller side.
+//
+// ReweightDelta computes in float64, and so does TruncateDelta where the smaller side is short. A
+// larger one it cuts in float32 (kernels/svd/partial_eigen.h), which is off by about 1e-6
+// ||delta||_F, measures what that keeps, and takes float64 where the rank is not certain or its
+// last direction not apart from the next. So the rank is always that of float64.
+//
 // Repeatable: the same bytes, on one machine and number of threads, where `delta` begins on a cache
 // line. Thread promise: any thread; LibTorch's own threads do the work.
 #pragma once
