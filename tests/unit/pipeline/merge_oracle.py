@@ -13,6 +13,9 @@ import json
 import os
 import sys
 
+# Threads that share small matrices spend their time waiting for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 from bitdelta_oracle import neighbours_ok, read
 
