@@ -1,9 +1,12 @@
 #include "store/bitdelta_codec.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <span>
 
 #include "kernels/base/check.h"
 #include "kernels/bitdelta/compress.h"
@@ -16,6 +19,8 @@ namespace stockpot {
 namespace {
 
 using Bytes = std::vector<std::byte>;
+
+constexpr int64_t kNormElements = 1 << 16;  // of a thread's piece of work
 
 std::string Quoted(std::string_view name) { return "tensor '" + std::string(name) + "'"; }
 
@@ -50,6 +55,32 @@ bool AllFinite(const WeightMatrix& w) {
     finite &= std::isfinite(LoadWeight(w.data, w.dtype, i));
   }
   return finite;
+}
+
+// Sum of squares, in float64 and in an order that does not depend on the threads.
+double SquaredNorm(const WeightMatrix& w, ThreadPool& threads) {
+  std::vector<double> rows(static_cast<size_t>(w.rows));
+  const int64_t grain = std::max<int64_t>(1, kNormElements / std::max<int64_t>(1, w.cols));
+  threads.ParallelFor(w.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      std::array<double, 8> sums{};
+      const void* row = w.row(r);
+      for (int64_t c = 0; c < w.cols; ++c) {
+        const double value = LoadWeight(row, w.dtype, c);
+        sums[static_cast<size_t>(c % 8)] += value * value;
+      }
+      rows[static_cast<size_t>(r)] = std::accumulate(sums.begin(), sums.end(), 0.0);
+    }
+  });
+  return std::accumulate(rows.begin(), rows.end(), 0.0);
+}
+
+// What alpha * sign misses of the squared delta, with alpha = mean |delta| of its row.
+double RowError(const DeltaStats& stats, std::span<const float> alpha, int64_t cols) {
+  if (stats.sum_square == 0) return 0;
+  double kept = 0;
+  for (const float a : alpha) kept += static_cast<double>(a) * a * static_cast<double>(cols);
+  return std::max(0.0, 1 - kept / stats.sum_square);
 }
 
 class VariantBuilder {
@@ -265,11 +296,17 @@ class VariantBuilder {
     (role == TensorRole::kBlockLinear ? block_elements_ : other_changed_) += entry.elements();
     const double changed = static_cast<double>(stats->changed) /
                            static_cast<double>(std::max<int64_t>(1, stats->elements));
-    const nlohmann::json facts = {{"role", TensorRoleName(role)},
-                                  {"codec", CodecName(stored.codec)},
-                                  {"bytes", stored.stored_bytes()},
-                                  {"changed", Rounded(changed)},
-                                  {"error", Rounded(stats->OneBitError())}};
+    nlohmann::json facts = {{"role", TensorRoleName(role)},
+                            {"codec", CodecName(stored.codec)},
+                            {"bytes", stored.stored_bytes()},
+                            {"changed", Rounded(changed)},
+                            {"delta", Rounded(std::sqrt(stats->sum_square))},
+                            {"error", Rounded(stats->OneBitError())}};
+    if (stored.codec == Codec::kBitDelta) {
+      facts["row_error"] = Rounded(RowError(*stats, alpha, base.cols));
+    }
+    update_square_ += stats->sum_square;
+    base_square_ += SquaredNorm(base, threads_);
     variant_.attributes["tensor/" + entry.name] = facts.dump();
     variant_.tensors.push_back(std::move(stored));
     return OkStatus();
@@ -368,6 +405,14 @@ class VariantBuilder {
     variant_.attributes["bytes"] = std::to_string(variant_.stored_bytes());
     variant_.attributes["bytes_full"] = std::to_string(source_.logical_bytes());
     variant_.attributes["coverage"] = coverage.dump();
+    variant_.attributes["update"] = nlohmann::json(RelativeUpdate()).dump();
+  }
+
+  // Of a base that is zero wherever it changed: so large that any limit refuses it.
+  double RelativeUpdate() const {
+    if (update_square_ == 0) return 0;
+    if (base_square_ == 0) return kGateNoLimit;
+    return Rounded(std::sqrt(update_square_ / base_square_));
   }
 
   // Of a tensor that is not in pieces.
@@ -425,6 +470,8 @@ class VariantBuilder {
   std::vector<AliasEntry> aliases_;
   std::vector<TensorEntry> ties_;
   bool head_untied_ = false;
+  double update_square_ = 0;  // of the tensors that changed: sum of delta^2,
+  double base_square_ = 0;    // and of the base's values
   int64_t block_elements_ = 0;
   int64_t block_compressed_ = 0;
   int64_t block_sparse_ = 0;

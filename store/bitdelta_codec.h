@@ -51,9 +51,11 @@ namespace stockpot {
 //                    elements of the linear layers of blocks that changed, how many of these are 1
 //                    bit or sparse, and how many elements beside them changed tensors have (stored
 //                    exactly)
+//   "update"         ||W - W_base||_F / ||W_base||_F over the tensors that changed; 0: none
 //   "tensor/<name>"  per changed tensor, JSON {"role", "codec", "bytes", "changed": share of the
-//                    elements that differ from the base, "error": relative squared error of one
-//                    bit and one scale, whether or not that was chosen}
+//                    elements that differ from the base, "delta": ||W - W_base||_F, "error": relative
+//                    squared error of one bit and one scale, whether or not that was chosen,
+//                    "row_error": likewise with a scale a row, as it is stored (of 1-bit tensors)}
 Result<Manifest> BuildVariant(CheckpointStore& store, const Digest& artifact, PublishCodec codec,
                               ThreadPool& threads, const ProgressFunction& progress);
 

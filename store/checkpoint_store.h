@@ -67,6 +67,11 @@ struct RetentionChange {
   RetentionPolicy policy;  // without rules: everything stays
 };
 
+struct GateChange {
+  std::string run;
+  GateConfig config;
+};
+
 struct ResumeChange {
   ResumeDecision decision;
   bool forget = false;  // takes it out again; no error where there is none
@@ -89,6 +94,8 @@ struct Commit {
   std::vector<Eval> evals;
   std::vector<ResumeChange> resumes;  // AlreadyExists: the key of the run has a decision
   std::vector<RetentionChange> retention;
+  std::vector<ProbeSet> probes;  // in place of the run's; without texts: it has none any more
+  std::vector<GateChange> gates;
   std::vector<PinChange> pins;
   // Deletes softly: InvalidArgument names what keeps the artifact (store/retention.h IsFirm). With
   // by == kRetentionAuthor any reason to keep it is AlreadyExists: decide anew. deleted_ms is set
@@ -263,6 +270,10 @@ class CheckpointStore {
   std::optional<Job> GetJob(std::string_view key) const;
   std::vector<Eval> ListEvals(const Digest& artifact) const;
   RetentionPolicy GetRetention(std::string_view run) const;  // the default where none is set
+  // Null: the run has none. Corruption: it cannot be read.
+  Result<std::optional<ProbeSet>> GetProbe(std::string_view run) const;
+  // The default where none is set. Corruption: it cannot be read.
+  Result<GateConfig> GetGate(std::string_view run) const;
   std::optional<Pin> GetPin(const Digest& artifact) const;
   std::optional<Tombstone> GetTombstone(const Digest& artifact) const;
   // What may go, and why the rest stays, now. Corruption: a record that this depends on.

@@ -344,6 +344,20 @@ RetentionPolicy CheckpointStore::GetRetention(std::string_view run) const {
   return policy.value_or(RetentionPolicy{});
 }
 
+Result<std::optional<ProbeSet>> CheckpointStore::GetProbe(std::string_view run) const {
+  STOCKPOT_ASSIGN_OR_RETURN(
+      const auto raw, impl_->catalog->Get(Column::kRecords, keys::Named(keys::kProbes, run)));
+  if (!raw) return std::optional<ProbeSet>();
+  STOCKPOT_ASSIGN_OR_RETURN(ProbeSet probe, DecodeProbe(*raw));
+  return std::optional(std::move(probe));
+}
+
+Result<GateConfig> CheckpointStore::GetGate(std::string_view run) const {
+  STOCKPOT_ASSIGN_OR_RETURN(
+      const auto raw, impl_->catalog->Get(Column::kRecords, keys::Named(keys::kGates, run)));
+  return raw ? DecodeGate(*raw) : GateConfig{};
+}
+
 std::optional<Pin> CheckpointStore::GetPin(const Digest& artifact) const {
   return FindRecord<Pin>(
       *impl_->catalog, keys::kPins, artifact.raw(),

@@ -7,6 +7,7 @@
 
 #include "store/commit_writer.h"
 #include "store/names.h"
+#include "store/variant_gate.h"
 
 namespace stockpot {
 namespace {
@@ -139,6 +140,26 @@ Status CheckText(const std::string& text, const char* what) {
   return InvalidArgument(std::string(what) + " is over 256 bytes or not printable");
 }
 
+Status CheckProbe(const ProbeSet& probe) {
+  if (static_cast<int64_t>(probe.texts.size()) > kMaxProbeTexts) {
+    return InvalidArgument("a run has at most " + std::to_string(kMaxProbeTexts) + " probe texts");
+  }
+  STOCKPOT_RETURN_IF_ERROR(CheckText(probe.by, "probe: 'by'"));
+  int64_t bytes = 0;
+  for (const ProbeSet::Text& text : probe.texts) {
+    if (!IsPrintableName(text.name, kMaxLabelBytes)) {
+      return InvalidArgument("the name of a probe text has 1..256 printable bytes");
+    }
+    if (text.text.empty() || !IsUtf8(text.text)) {
+      return InvalidArgument("the probe text '" + text.name + "' is empty or not UTF-8");
+    }
+    bytes += static_cast<int64_t>(text.text.size());
+  }
+  if (bytes <= kMaxProbeBytes) return OkStatus();
+  return InvalidArgument("the probe texts have " + std::to_string(bytes) + " bytes, at most " +
+                         std::to_string(kMaxProbeBytes) + " are kept");
+}
+
 Status CheckRetentionParts(const Commit& commit) {
   for (const RetentionChange& change : commit.retention) {
     STOCKPOT_RETURN_IF_ERROR(CheckRetention(change.policy).WithContext("retention"));
@@ -191,6 +212,8 @@ Result<PreparedCommit> PrepareCommit(Commit commit, const LoadManifest& load) {
   }
   for (const Eval& eval : c.evals) STOCKPOT_RETURN_IF_ERROR(CheckEval(eval));
   STOCKPOT_RETURN_IF_ERROR(CheckRetentionParts(c));
+  for (const ProbeSet& probe : c.probes) STOCKPOT_RETURN_IF_ERROR(CheckProbe(probe));
+  for (const GateChange& gate : c.gates) STOCKPOT_RETURN_IF_ERROR(CheckGate(gate.config));
   for (const Event& event : c.events) {
     if (event.type.empty()) return InvalidArgument("an event without a type");
   }

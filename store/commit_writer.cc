@@ -246,6 +246,14 @@ Status CommitWriter::CheckRetentionChanges(const Commit& commit) const {
                               batch_.Get(Column::kRecords, keys::Named(keys::kRuns, change.run)));
     if (!run) return NotFound("run '" + change.run + "'");
   }
+  std::vector<std::string_view> runs;
+  for (const ProbeSet& probe : commit.probes) runs.push_back(probe.run);
+  for (const GateChange& gate : commit.gates) runs.push_back(gate.run);
+  for (const std::string_view name : runs) {
+    STOCKPOT_ASSIGN_OR_RETURN(const auto run,
+                              batch_.Get(Column::kRecords, keys::Named(keys::kRuns, name)));
+    if (!run) return NotFound("run '" + std::string(name) + "'");
+  }
   for (const PinChange& change : commit.pins) {
     const Status status =
         change.on ? RequireLive(change.pin.artifact, commit) : RequireArtifact(change.pin.artifact);
@@ -403,6 +411,19 @@ void CommitWriter::WriteRecords(const Commit& commit) {
     StepRecord record = step;
     if (record.committed_ms == 0) record.committed_ms = now_ms_;
     batch_.Put(Column::kRecords, KeyOf(step), EncodeStep(record));
+  }
+  for (const GateChange& gate : commit.gates) {
+    batch_.Put(Column::kRecords, keys::Named(keys::kGates, gate.run), EncodeGate(gate.config));
+  }
+  for (const ProbeSet& probe : commit.probes) {
+    const std::string key = keys::Named(keys::kProbes, probe.run);
+    ProbeSet record = probe;
+    record.time_ms = now_ms_;
+    if (probe.texts.empty()) {
+      batch_.Delete(Column::kRecords, key);
+    } else {
+      batch_.Put(Column::kRecords, key, EncodeProbe(record));
+    }
   }
   for (const ResumeChange& change : commit.resumes) {
     const std::string key = keys::Resume(change.decision.run, change.decision.key);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "store/best_model.h"
 #include "store/policy.h"
 
 namespace stockpot {
@@ -121,10 +122,9 @@ Event StatesEvent(const StepRecord& step, const std::map<std::string, Manifest>&
                      {"groups", groups}}};
 }
 
-// Adds the move of a name and its event, unless it points there already.
-void MoveAlias(const CheckpointStore& store, const std::string& name, const Digest& to,
+// Adds the move of a name that is `now`, and its event, unless it points there already.
+void MoveAlias(const std::optional<Alias>& now, const std::string& name, const Digest& to,
                const std::string& by, Commit& commit) {
-  const std::optional<Alias> now = store.GetAlias(name);
   if (now && now->artifact == to) return;
   const Digest from = now ? now->artifact : Digest{};
   commit.aliases.push_back({name, to, from, by});
@@ -156,7 +156,7 @@ Result<CommitReply> CommitBase(CheckpointStore& store, const SessionRequest& req
   commit.artifacts.push_back(std::move(manifest));
   commit.events.push_back(
       {.type = "base", .subject = request.run, .fields = {{"artifact", reply.artifact.Hex()}}});
-  MoveAlias(store, request.run, reply.artifact, "import", commit);
+  MoveAlias(std::nullopt, request.run, reply.artifact, "import", commit);
   STOCKPOT_ASSIGN_OR_RETURN(reply.event_sequence, store.Apply(std::move(commit)));
   return reply;
 }
@@ -173,8 +173,16 @@ Event CheckpointEvent(const StepRecord& step, const Metrics& metrics) {
 }
 
 // Everything that follows from a new checkpoint, as the store is now.
-Commit CheckpointCommit(const CheckpointStore& store, const Run& run, const StepRecord& step,
-                        const std::vector<StepRecord>& previous, const Metrics& metrics) {
+Result<Commit> CheckpointCommit(const CheckpointStore& store, const Run& run,
+                                const StepRecord& step, const Metrics& metrics) {
+  // Read before what decides: a name that moves meanwhile makes this commit lose.
+  const std::string latest_name = run.name + "@latest";
+  const std::string best_name = run.name + "@best";
+  const std::optional<Alias> latest_now = store.GetAlias(latest_name);
+  const std::optional<Alias> best_now = store.GetAlias(best_name);
+  STOCKPOT_ASSIGN_OR_RETURN(std::vector<StepRecord> previous, store.ReadSteps(run.name));
+  STOCKPOT_RETURN_IF_ERROR(AddEvaluatedMetric(store, run, {}, previous));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::optional<ProbeSet> probe, store.GetProbe(run.name));
   Commit commit;
   commit.steps.push_back(step);
   commit.edges.push_back({EdgeType::kTrainedFrom, step.artifact, run.base});
@@ -182,13 +190,14 @@ Commit CheckpointCommit(const CheckpointStore& store, const Run& run, const Step
   const bool newest = std::none_of(previous.begin(), previous.end(), [&](const StepRecord& s) {
     return s.kind == ArtifactKind::kCheckpoint && !s.deleted && s.step > step.step;
   });
-  if (newest) MoveAlias(store, run.name + "@latest", step.artifact, "ingest", commit);
+  if (newest) MoveAlias(latest_now, latest_name, step.artifact, "ingest", commit);
   std::vector<StepRecord> all = previous;
   all.push_back(step);
-  if (const StepRecord* best = BestStep(run.config, all)) {
-    MoveAlias(store, run.name + "@best", best->artifact, "ingest", commit);
+  if (const StepRecord* best = BestModel(run.config, all)) {
+    MoveAlias(best_now, best_name, best->artifact, "ingest", commit);
   }
-  commit.jobs = JobsForCheckpoint(run, step, previous);
+  commit.jobs = JobsForCheckpoint(run, step, previous,
+                                  probe ? std::optional(probe->digest()) : std::nullopt);
   if (!store.GetRetention(run.name).KeepsEverything()) {
     commit.jobs.push_back(MakeExpireJob(run.name));
   }
@@ -232,8 +241,7 @@ Result<CommitReply> CommitCheckpoint(CheckpointStore& store, const SessionReques
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     Commit commit;
     if (!has_checkpoint) {
-      STOCKPOT_ASSIGN_OR_RETURN(const auto previous, store.ReadSteps(run.name));
-      commit = CheckpointCommit(store, run, step, previous, metrics);
+      STOCKPOT_ASSIGN_OR_RETURN(commit, CheckpointCommit(store, run, step, metrics));
       commit.artifacts.push_back(manifest);
     }
     for (const auto& [group, state] : states) AddState(step, group, state, commit);

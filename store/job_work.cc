@@ -65,6 +65,7 @@ bool LostRace(const Status& status) { return status.code() == StatusCode::kAlrea
 Status JobWork::Do(const Job& job, const ProgressFunction& progress) {
   if (job.kind == JobKind::kExpire) return Expire(job);
   if (job.kind == JobKind::kCompress) return Compress(job, progress);
+  if (job.kind == JobKind::kScore) return Score(job, progress);
   // The outcome's chunks are committed long after they are put.
   const ChunkGuard guard = store_.GuardChunks();
   return job.kind == JobKind::kMerge ? Merge(job, progress) : Publish(job, progress);
@@ -73,6 +74,7 @@ Status JobWork::Do(const Job& job, const ProgressFunction& progress) {
 bool JobWork::StillStands(const Job& job) const {
   // There may be more to do each time.
   if (job.kind == JobKind::kExpire || job.kind == JobKind::kCompress) return false;
+  if (job.kind == JobKind::kScore) return ScoreStands(job);
   if (job.kind != JobKind::kPublish) return true;
   const Result<PublishRequest> request = ReadPublish(job);
   if (!request.ok()) return false;
@@ -178,20 +180,34 @@ Result<JobWork::PublishRequest> JobWork::ReadPublish(const Job& job) const {
   STOCKPOT_ASSIGN_OR_RETURN(const std::string codec, Argument(job, "codec"));
   STOCKPOT_ASSIGN_OR_RETURN(request.codec, PublishCodecFromName(codec));
   STOCKPOT_ASSIGN_OR_RETURN(request.name, Argument(job, "name"));
+  if (const auto force = job.args.find("force"); force != job.args.end()) {
+    request.force = force->second;
+    STOCKPOT_ASSIGN_OR_RETURN(request.by, Argument(job, "by"));
+  }
   STOCKPOT_ASSIGN_OR_RETURN(request.source, store_.GetManifest(request.artifact));
   return request;
 }
 
 Status JobWork::Publish(const Job& job, const ProgressFunction& progress) {
   STOCKPOT_ASSIGN_OR_RETURN(const PublishRequest request, ReadPublish(job));
-  const auto& [artifact, source, codec, name] = request;
   // Before the work: a name that cannot be served is refused at once.
-  STOCKPOT_RETURN_IF_ERROR(RouteNames(source, artifact, codec, name).status());
-  STOCKPOT_ASSIGN_OR_RETURN(const Manifest variant,
-                            BuildVariant(store_, artifact, codec, threads_, progress));
+  STOCKPOT_RETURN_IF_ERROR(
+      RouteNames(request.source, request.artifact, request.codec, request.name).status());
+  const auto half = [&](double from) {
+    return [&progress, from](double share) { return progress(from + share / 2); };
+  };
+  STOCKPOT_ASSIGN_OR_RETURN(
+      const Manifest variant,
+      BuildVariant(store_, request.artifact, request.codec, threads_, half(0)));
+  STOCKPOT_ASSIGN_OR_RETURN(const GateOutcome gate, PassGate(request, variant, half(0.5)));
+  if (gate.probe && std::isfinite(gate.probe->full_loss)) {
+    STOCKPOT_RETURN_IF_ERROR(KeepLoss(request.source, request.artifact, gate.probe->texts,
+                                      gate.probe->full_loss));
+  }
+  if (gate.refusal && request.force.empty()) return Refuse(job, request, gate);
   Status status;
   for (int attempt = 0; attempt < kRouteAttempts; ++attempt) {
-    STOCKPOT_ASSIGN_OR_RETURN(Commit commit, PublishCommit(job, source, artifact, variant, codec));
+    STOCKPOT_ASSIGN_OR_RETURN(Commit commit, PublishCommit(job, request, variant, gate));
     status = store_.Apply(std::move(commit)).status();
     if (!LostRace(status)) return status;
   }
@@ -233,11 +249,12 @@ Result<std::vector<std::string>> JobWork::RouteNames(const Manifest& source,
   return RouteNamesFor(*step, codec, name, latest_step, best && best->artifact == source_digest);
 }
 
-Result<Commit> JobWork::PublishCommit(const Job& job, const Manifest& source,
-                                      const Digest& source_digest, const Manifest& variant,
-                                      PublishCodec codec) const {
+Result<Commit> JobWork::PublishCommit(const Job& job, const PublishRequest& request,
+                                      const Manifest& variant, const GateOutcome& gate) const {
+  const Manifest& source = request.source;
+  const Digest& source_digest = request.artifact;
   STOCKPOT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                            RouteNames(source, source_digest, codec, job.args.at("name")));
+                            RouteNames(source, source_digest, request.codec, request.name));
   const Digest made = variant.digest();
   Commit commit;
   commit.artifacts.push_back(variant);
@@ -250,13 +267,14 @@ Result<Commit> JobWork::PublishCommit(const Job& job, const Manifest& source,
                            .fields = {{"variant", made.Hex()},
                                       {"source", source_digest.Hex()},
                                       {"base", source.base->Hex()},
-                                      {"codec", std::string(PublishCodecName(codec))},
+                                      {"codec", std::string(PublishCodecName(request.codec))},
                                       {"run", source.run},
                                       {"step", std::to_string(source.step)},
                                       {"bytes", AttributeOr(variant, "bytes")},
                                       {"bytes_full", AttributeOr(variant, "bytes_full")},
                                       {"routes", lines},
                                       {"job", job.key}}});
+  AddGate(gate, made, commit);
   for (const std::string& name : names) {
     const std::string previous = CurrentVariantHex(store_, name);
     Digest expected;  // zero: must not exist
@@ -315,7 +333,8 @@ Status JobWork::Merge(const Job& job, const ProgressFunction& progress) {
   return store_.Apply(std::move(commit)).status();
 }
 
-Status JobWork::Fail(Job job, const Status& why) {
+Status JobWork::Fail(Job job, const Status& why,
+                     const std::map<std::string, std::string>& more_fields) {
   const bool refused =
       why.code() == StatusCode::kInvalidArgument || why.code() == StatusCode::kCorruption ||
       why.code() == StatusCode::kNotFound || why.code() == StatusCode::kAlreadyExists;
@@ -327,6 +346,7 @@ Status JobWork::Fail(Job job, const Status& why) {
   event.type = std::string(JobKindName(job.kind)) +
                (refused && !maintains ? "_refused" : "_failed");
   event.fields = job.args;
+  for (const auto& [name, value] : more_fields) event.fields[name] = value;
   event.fields["reason"] = why.message();
   event.fields["code"] = StatusCodeName(why.code());
   event.fields["job"] = job.key;
@@ -335,6 +355,7 @@ Status JobWork::Fail(Job job, const Status& why) {
       event.subject = job.args["run"] + "@" + job.args["step"];
       break;
     case JobKind::kPublish:
+    case JobKind::kScore:
       event.subject = job.args["artifact"];
       break;
     case JobKind::kExpire:

@@ -5,6 +5,7 @@
 #include "kernels/base/threads.h"
 #include "store/checkpoint_store.h"
 #include "store/pipeline.h"
+#include "store/variant_gate.h"
 
 namespace stockpot {
 
@@ -14,6 +15,7 @@ class JobWork {
   JobWork(CheckpointStore& store, const Pipeline::Options& options)
       : store_(store),
         merge_(options.merge),
+        score_(options.score),
         clock_(options.clock),
         garbage_{.bytes_per_second = options.expire_bytes_per_second},
         history_bytes_per_second_(options.history_bytes_per_second),
@@ -28,7 +30,8 @@ class JobWork {
   bool StillStands(const Job& job) const;
 
   // Commits that the job failed for good, and the event that says so.
-  Status Fail(Job job, const Status& why);
+  Status Fail(Job job, const Status& why,
+              const std::map<std::string, std::string>& more_fields = {});
 
  private:
   // A publish job's arguments, read.
@@ -36,15 +39,41 @@ class JobWork {
     Digest artifact;
     Manifest source;  // the artifact's
     PublishCodec codec = PublishCodec::kBitDelta;
-    std::string name;  // empty: the default names
+    std::string name;   // empty: the default names
+    std::string force;  // not empty: why the gate's refusal does not count
+    std::string by;     // who said so
+  };
+  // What the gate found. Without a refusal, or with `request.force`, the variant may be served.
+  struct GateOutcome {
+    std::map<std::string, std::string> fields;  // of the event
+    std::optional<GateRefusal> refusal;
+    std::optional<GateMeasures::Probe> probe;
   };
   Result<PublishRequest> ReadPublish(const Job& job) const;
   Status Publish(const Job& job, const ProgressFunction& progress);
-  Result<Commit> PublishCommit(const Job& job, const Manifest& source, const Digest& source_digest,
-                               const Manifest& variant, PublishCodec codec) const;
+  // An error: not now, but perhaps later; whatever else keeps it from measuring is a refusal.
+  Result<GateOutcome> PassGate(const PublishRequest& request, const Manifest& variant,
+                               const ProgressFunction& progress) const;
+  Result<GateMeasures> MeasureVariant(const PublishRequest& request, const Manifest& variant,
+                                      const ProgressFunction& progress) const;
+  // To the commit of the variant `made`: its evaluations, and the fields of the last event.
+  void AddGate(const GateOutcome& gate, const Digest& made, Commit& commit) const;
+  Status Refuse(const Job& job, const PublishRequest& request, const GateOutcome& gate);
+  // Commits the held-out loss of a step, and what it does to RUN@best.
+  Status KeepLoss(const Manifest& model, const Digest& artifact, const Digest& probe, double loss);
+  Result<Commit> PublishCommit(const Job& job, const PublishRequest& request,
+                               const Manifest& variant, const GateOutcome& gate) const;
   Result<std::vector<std::string>> RouteNames(const Manifest& source, const Digest& source_digest,
                                               PublishCodec codec, const std::string& name) const;
   Status Merge(const Job& job, const ProgressFunction& progress);
+  bool ScoreStands(const Job& job) const;
+  Status Score(const Job& job, const ProgressFunction& progress);
+  // On the probe texts, of an artifact with a base. InvalidArgument: it cannot be computed here.
+  Result<ProbeScores> ScoreOn(const ProbeSet& probe, const std::vector<const Manifest*>& models,
+                              const ProgressFunction& progress) const;
+  // The held-out loss of a checkpoint, merge or variant, measured now.
+  Result<double> MeasureLoss(const ProbeSet& probe, const Manifest& model,
+                             const ProgressFunction& progress) const;
   Status Expire(const Job& job);
   Status Compress(const Job& job, const ProgressFunction& progress);
   // Whether a checkpoint of the run came after `event`: its commit queued this very job again.
@@ -55,6 +84,7 @@ class JobWork {
 
   CheckpointStore& store_;
   const MergeFunction& merge_;
+  const ScoreFunction& score_;
   const Clock& clock_;
   const GarbageOptions garbage_;
   const int64_t history_bytes_per_second_;

@@ -1,9 +1,11 @@
-// The durable jobs: merge, publish, expire and compress. One runner thread takes queued jobs in order, does
+// The durable jobs: merge, publish, score, expire and compress. One runner thread takes queued jobs in order, does
 // the work, and commits the outcome together with the job's new state, so that a restart resumes
 // exactly what was not finished and does nothing twice.
 //
 // One commit each:
 //   publish  variant, edge compressed_from, routes (policy.h RouteNamesFor), job done, events
+//   score    held-out loss of an artifact on its run's probe texts (an evaluation of the task
+//            "probe"), RUN@best and what follows from it (store/best_model.h), job done, event
 //   merge    merged artifact, edges merged_from, step record, follow-up publish jobs (policy.h
 //            JobsForMerge), job done, event
 // An expire job applies the retention of its run (store/retention.h) and collects garbage, as
@@ -29,10 +31,12 @@
 //   routes stay.
 //              subject: the artifact (merge: run@step). fields: reason, code, job, and the job's
 //              arguments
+//   "score"    an artifact was scored.     subject: it. fields: artifact, run, step, probe, tokens,
+//              loss (nats a token), job
 //   "compress" history was compressed.     subject: run. fields: run, artifacts, chunks, chunk_bytes,
 //   stored_bytes, whole_chunks
 //   "delete", "undelete", "purge", "gc"    see store/README.md
-//   "publish_failed", "merge_failed", "expire_failed", "compress_failed"  anything else, after the last attempt.
+//   "publish_failed", "merge_failed", "expire_failed", "compress_failed", "score_failed"  anything else, after the last attempt.
 //   Fields likewise
 #pragma once
 
@@ -44,6 +48,7 @@
 #include "store/checkpoint_store.h"
 #include "store/policy.h"
 #include "store/progress.h"
+#include "store/scoring.h"
 
 namespace stockpot {
 
@@ -58,6 +63,7 @@ class Pipeline {
  public:
   struct Options {
     MergeFunction merge;   // REQUIRES: set
+    ScoreFunction score;   // null: no model is served here, and what needs a score is refused
     int threads = 1;       // of the codecs
     int max_attempts = 3;  // of a retryable failure (kernels/base/status.h); others fail at once
     int64_t backoff_ms = 200;  // before the second attempt; doubles with each

@@ -14,20 +14,15 @@ const double* FindMetric(const StepRecord& step, const std::string& metric) {
   return &it->second;
 }
 
-std::string ExactDouble(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
-}
-
-}  // namespace
-
-const StepRecord* BestStep(const RunConfig& config, const std::vector<StepRecord>& steps) {
+const StepRecord* BestOf(const RunConfig& config, const std::vector<StepRecord>& steps,
+                         bool merges) {
   const StepRecord* best = nullptr;
   double best_value = 0;
   for (const StepRecord& step : steps) {
     const double* metric = FindMetric(step, config.best_metric);
-    if (step.kind != ArtifactKind::kCheckpoint || step.deleted || metric == nullptr) continue;
+    const bool counts = step.kind == ArtifactKind::kCheckpoint ||
+                        (merges && step.kind == ArtifactKind::kMerge);
+    if (!counts || step.deleted || metric == nullptr) continue;
     const bool wins = best == nullptr ||
                       (config.best_is_lower ? *metric < best_value : *metric > best_value) ||
                       (*metric == best_value && step.step < best->step);
@@ -38,8 +33,25 @@ const StepRecord* BestStep(const RunConfig& config, const std::vector<StepRecord
   return best;
 }
 
+std::string ExactDouble(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+}  // namespace
+
+const StepRecord* BestStep(const RunConfig& config, const std::vector<StepRecord>& steps) {
+  return BestOf(config, steps, /*merges=*/false);
+}
+
+const StepRecord* BestModel(const RunConfig& config, const std::vector<StepRecord>& steps) {
+  return BestOf(config, steps, /*merges=*/true);
+}
+
 std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
-                                   const std::vector<StepRecord>& previous) {
+                                   const std::vector<StepRecord>& previous,
+                                   const std::optional<Digest>& probe) {
   // A checkpoint that arrives late does not merge with what came after it.
   std::vector<StepRecord> earlier;
   for (const StepRecord& step : previous) {
@@ -63,10 +75,11 @@ std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
   if (config.publish == PublishPolicy::kBest) {
     std::vector<StepRecord> all = previous;
     all.push_back(checkpoint);
-    const StepRecord* best = BestStep(config, all);
+    const StepRecord* best = BestModel(config, all);
     publish = best != nullptr && best->artifact == checkpoint.artifact;
   }
   if (publish) jobs.push_back(MakePublishJob(checkpoint.artifact, PublishCodec::kBitDelta, ""));
+  if (probe && jobs.empty()) jobs.push_back(MakeScoreJob(checkpoint.artifact, *probe));
   return jobs;
 }
 
@@ -93,6 +106,15 @@ Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string
               {"codec", std::string(PublishCodecName(codec))},
               {"name", route_name}};
   job.key = "publish/" + job.args["artifact"] + "/" + job.args["codec"] + "/" + route_name;
+  return job;
+}
+
+Job MakeForcedPublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name,
+                         const std::string& why, const std::string& by) {
+  Job job = MakePublishJob(artifact, codec, route_name);
+  job.key.replace(0, std::string_view("publish").size(), "publish_forced");
+  job.args["force"] = why;
+  job.args["by"] = by;
   return job;
 }
 
@@ -180,6 +202,12 @@ Job MakeCompressJob(const std::string& run, const std::optional<Digest>& artifac
   return job;
 }
 
+Job MakeScoreJob(const Digest& artifact, const Digest& probe) {
+  return {.key = "score/" + artifact.Hex() + "/" + probe.ShortHex(),
+          .kind = JobKind::kScore,
+          .args = {{"artifact", artifact.Hex()}}};
+}
+
 std::vector<std::string> RouteNamesFor(const StepRecord& source, PublishCodec codec,
                                        const std::string& given_name, int64_t latest_served_step,
                                        bool is_best) {
@@ -189,8 +217,7 @@ std::vector<std::string> RouteNamesFor(const StepRecord& source, PublishCodec co
   if (is_merge) name += ".merge";
   if (codec == PublishCodec::kDense) return {name + ".full"};
   std::vector<std::string> names = {name};
-  if (is_merge) return names;
-  if (source.step >= latest_served_step) names.push_back(source.run + "@latest");
+  if (!is_merge && source.step >= latest_served_step) names.push_back(source.run + "@latest");
   if (is_best) names.push_back(source.run + "@best");
   return names;
 }

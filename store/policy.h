@@ -16,11 +16,17 @@ namespace stockpot {
 // `steps`.
 const StepRecord* BestStep(const RunConfig& config, const std::vector<StepRecord>& steps);
 
+// Likewise of the checkpoints and merges: what RUN@best is.
+const StepRecord* BestModel(const RunConfig& config, const std::vector<StepRecord>& steps);
+
 // The jobs a new checkpoint causes: a merge of {it, the best previous one} when
 // step % merge_every == 0 (the latest previous one where no step has the metric; none without a
-// previous one), and a publish according to the run's policy. `previous`: the run's earlier steps.
+// previous one), and a publish according to the run's policy. Where neither scores it on the run's
+// probe texts (`probe`, their digest, if it has any) a job that does. `previous`: the run's earlier
+// steps.
 std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
-                                   const std::vector<StepRecord>& previous);
+                                   const std::vector<StepRecord>& previous,
+                                   const std::optional<Digest>& probe = std::nullopt);
 
 // The jobs a finished merge causes (publish, by policy).
 std::vector<Job> JobsForMerge(const Run& run, const StepRecord& merge);
@@ -30,6 +36,11 @@ MergeOptions MergeOptionsOf(const RunConfig& config);
 
 // key "publish/<artifact hex>/<codec>/<name>"; args artifact, codec, name ("": the default route).
 Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name);
+// One that the gate measures and does not stop. key "publish_forced/..."; args also force (why) and
+// by (who).
+Job MakeForcedPublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name,
+                         const std::string& why, const std::string& by);
+
 // InvalidArgument names the option that is out of range, or that the method does not use, or that
 // does not fit so many parents.
 Status CheckMergeOptions(const MergeOptions& options, size_t parents);
@@ -48,9 +59,13 @@ Job MakeExpireJob(const std::string& run);
 // "compress/<run>/<artifact hex>", args run, artifact.
 Job MakeCompressJob(const std::string& run, const std::optional<Digest>& artifact = std::nullopt);
 
+// key "score/<artifact hex>/<12 hex digits of the probe texts>"; args artifact.
+Job MakeScoreJob(const Digest& artifact, const Digest& probe);
+
 // Where a variant of `source` answers: the given name, or by default
 //   checkpoint: RUN@STEP, RUN@latest (if no newer step is served), RUN@best (if it is the best)
-//   merge:      RUN@STEP.merge          dense codec: RUN@STEP.full, RUN@STEP.merge.full
+//   merge:      RUN@STEP.merge, RUN@best (likewise)
+//   dense codec: RUN@STEP.full, RUN@STEP.merge.full
 // `latest_served_step`: step behind the route RUN@latest now, -1 if none.
 std::vector<std::string> RouteNamesFor(const StepRecord& source, PublishCodec codec,
                                        const std::string& given_name, int64_t latest_served_step,

@@ -237,6 +237,46 @@ Result<RetentionPolicy> DecodeRetention(std::string_view text) {
   });
 }
 
+std::string EncodeGate(const GateConfig& gate) {
+  return Dump({{"max_kl", gate.max_kl},
+               {"min_top1", gate.min_top1},
+               {"max_loss_rise", gate.max_loss_rise},
+               {"max_update", gate.max_update},
+               {"min_update", gate.min_update},
+               {"max_error", gate.max_error}});
+}
+
+Result<GateConfig> DecodeGate(std::string_view text) {
+  return Decode<GateConfig>(text, "gate", [](const json& j, GateConfig& gate) {
+    // No key may be missing here: a limit that is not read would let through what it refuses.
+    gate.max_kl = j.at("max_kl").get<double>();
+    gate.min_top1 = j.at("min_top1").get<double>();
+    gate.max_loss_rise = j.at("max_loss_rise").get<double>();
+    gate.max_update = j.at("max_update").get<double>();
+    gate.min_update = j.at("min_update").get<double>();
+    gate.max_error = j.at("max_error").get<double>();
+  });
+}
+
+std::string EncodeProbe(const ProbeSet& probe) {
+  json texts = json::array();
+  for (const ProbeSet::Text& text : probe.texts) {
+    texts.push_back({{"name", text.name}, {"text", text.text}});
+  }
+  return Dump({{"run", probe.run}, {"texts", texts}, {"time_ms", probe.time_ms}, {"by", probe.by}});
+}
+
+Result<ProbeSet> DecodeProbe(std::string_view text) {
+  return Decode<ProbeSet>(text, "probe", [](const json& j, ProbeSet& probe) {
+    probe.run = ReadName(j, "run");
+    for (const json& entry : j.at("texts")) {
+      probe.texts.push_back({.name = ReadName(entry, "name"), .text = ReadName(entry, "text")});
+    }
+    Read(j, "time_ms", probe.time_ms);
+    Read(j, "by", probe.by);
+  });
+}
+
 std::string EncodePin(const Pin& pin) {
   return Dump({{"time_ms", pin.time_ms}, {"by", pin.by}, {"why", pin.why}});
 }

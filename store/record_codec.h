@@ -35,6 +35,12 @@ Result<ResumeDecision> DecodeResume(std::string_view json);
 std::string EncodeRetention(const RetentionPolicy& policy);
 Result<RetentionPolicy> DecodeRetention(std::string_view json);
 
+std::string EncodeGate(const GateConfig& gate);
+Result<GateConfig> DecodeGate(std::string_view json);
+
+std::string EncodeProbe(const ProbeSet& probe);
+Result<ProbeSet> DecodeProbe(std::string_view json);
+
 // The values of pins and tombstones; the artifact is the key's.
 std::string EncodePin(const Pin& pin);
 Result<Pin> DecodePin(const Digest& artifact, std::string_view json);

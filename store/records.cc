@@ -22,7 +22,8 @@ constexpr std::array<std::string_view, 4> kPublishPolicies = {"every", "merges",
 constexpr std::array<std::string_view, 7> kEdgeTypes = {
     "trained_from", "merged_from",  "compressed_from", "adapter_of",
     "pooled_from",  "resumed_from", "state_of"};
-constexpr std::array<std::string_view, 4> kJobKinds = {"merge", "publish", "expire", "compress"};
+constexpr std::array<std::string_view, 5> kJobKinds = {"merge", "publish", "expire", "compress",
+                                                       "score"};
 constexpr std::array<std::string_view, 4> kJobStates = {"queued", "running", "done", "failed"};
 constexpr std::array<std::string_view, 2> kPublishCodecs = {"bitdelta", "dense"};
 constexpr std::array<std::string_view, 4> kMergeMethods = {"monosoup", "monosoup-spectral", "mean",
@@ -65,5 +66,13 @@ std::string_view MergeMethodName(MergeMethod method) {
 Result<MergeMethod> MergeMethodFromName(std::string_view name) {
   return FromName<MergeMethod>(kMergeMethods, name, "merge method");
 }
+
+Digest ProbeSet::digest() const {
+  std::string all;
+  for (const Text& text : texts) all += std::to_string(text.text.size()) + ":" + text.text;
+  return Sha256(all);
+}
+
+std::string ProbeAuthor(const Digest& probe) { return "probe " + probe.ShortHex(); }
 
 }  // namespace stockpot

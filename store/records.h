@@ -41,7 +41,9 @@ struct MergeOptions {
 struct RunConfig {
   int64_t merge_every = 1000;  // steps; 0: never
   PublishPolicy publish = PublishPolicy::kEvery;
-  std::string best_metric = "loss";  // of the metrics that come with a checkpoint, or of an eval
+  // Of the metrics that come with a checkpoint, or TASK/METRIC of an evaluation: "probe/loss" is the
+  // held-out loss on the run's probe texts (store/best_model.h).
+  std::string best_metric = "loss";
   bool best_is_lower = true;
   double merge_energy = 0.95;  // kept share of ||delta||_F^2 per matrix, (0, 1]
   int64_t merge_rank = 0;      // > 0: fixed rank instead of the energy floor
@@ -129,9 +131,9 @@ struct Event {
   std::map<std::string, std::string> fields;
 };
 
-enum class JobKind : uint8_t { kMerge, kPublish, kExpire, kCompress };
+enum class JobKind : uint8_t { kMerge, kPublish, kExpire, kCompress, kScore };
 enum class JobState : uint8_t { kQueued, kRunning, kDone, kFailed };
-std::string_view JobKindName(JobKind kind);  // "merge", "publish", "expire", "compress"
+std::string_view JobKindName(JobKind kind);  // "merge", "publish", "expire", "compress", "score"
 Result<JobKind> JobKindFromName(std::string_view name);
 std::string_view JobStateName(JobState state);  // "queued", "running", "done", "failed"
 Result<JobState> JobStateFromName(std::string_view name);
@@ -166,6 +168,41 @@ struct Eval {
   int64_t time_ms = 0;
   std::string by;
 };
+
+// Texts that no training of a run has seen: what its checkpoints, merges and variants are scored on
+// (store/scoring.h).
+struct ProbeSet {
+  struct Text {
+    std::string name;  // for a person: the file's
+    std::string text;  // UTF-8
+    bool operator==(const Text&) const = default;
+  };
+  std::string run;
+  std::vector<Text> texts;
+  int64_t time_ms = 0;
+  std::string by;
+
+  // Of the texts in their order, whatever they are called. Scores of two sets do not compare.
+  Digest digest() const;
+};
+inline constexpr int64_t kMaxProbeTexts = 64;
+inline constexpr int64_t kMaxProbeBytes = int64_t{1} << 20;  // of all texts of a run
+// Evaluations that the engine measured on a probe set have this task, and say in `by` which set.
+inline constexpr std::string_view kProbeTask = "probe";
+std::string ProbeAuthor(const Digest& probe);  // "probe 0123456789ab"
+
+// What a variant of a run must be like before a route moves to it (store/variant_gate.h). Where the
+// defaults come from: store/README.md.
+struct GateConfig {
+  double max_kl = 0.1;         // nats a token, KL(checkpoint || variant) on the probe texts
+  double min_top1 = 0.9;       // share of tokens on whose most likely successor they agree
+  double max_loss_rise = 0.05; // nats a token, held-out loss of the variant over the checkpoint's
+  double max_update = 1;       // ||W - W_base||_F / ||W_base||_F
+  double min_update = 0;       // likewise; over 0: an untrained checkpoint is refused
+  double max_error = 0.95;     // share of a matrix's squared update that one bit may miss, [0, 1]
+  bool operator==(const GateConfig&) const = default;
+};
+inline constexpr double kGateNoLimit = 1e9;
 
 // Which checkpoints and merges of a run stay. One that any rule wants stays; without a rule
 // everything does. What the rules mean and what stays whatever they say: store/retention.h.

@@ -1,4 +1,4 @@
-// How good a model is, said in numbers: the held-out loss of any artifact on a probe text, and how
+// How good a model is, said in numbers: the held-out loss of any artifact on probe texts, and how
 // far two of them are apart. The computation is the serving endpoint's own (serve/engine/scorer.h);
 // the composition root hands it to the pipeline as a function, since the store knows no model.
 #pragma once
@@ -28,14 +28,14 @@ struct ProbeScores {
 
 struct ScoreRequest {
   Digest base;
-  std::string text;
+  std::vector<std::string> texts;  // each is scored by itself (serve/engine/scorer.h)
   // Variants over `base`, stored or not, with their chunks put; null: the base itself. At least
   // one. All are in memory at once: the weights in which they differ from the base.
   std::vector<const Manifest*> models;
 };
 
 // NotFound: the base is not the one that is served here. InvalidArgument: a model cannot be served
-// (its tensor is named), or the text has fewer than two tokens. Unavailable: not yet, or stopped.
+// (its tensor is named), or the texts are too short. Unavailable: not yet, or stopped.
 using ScoreFunction =
     std::function<Result<ProbeScores>(const ScoreRequest& request, const ProgressFunction& progress)>;
 

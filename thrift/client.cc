@@ -419,6 +419,26 @@ Result<rpc::RetentionPolicy> Client::SetRetention(const std::string& run,
   });
 }
 
+Result<rpc::ProbeSet> Client::SetProbe(const std::string& run,
+                                       const std::vector<rpc::ProbeText>& texts,
+                                       const std::string& by) {
+  return Call<rpc::ProbeSet>(
+      "set_probe", [&](Connection& c, auto& out) { c.lineage->set_probe(out, run, texts, by); });
+}
+
+Result<rpc::ProbeSet> Client::Probe(const std::string& run) {
+  return Call<rpc::ProbeSet>("probe", [&](Connection& c, auto& out) { c.lineage->probe(out, run); });
+}
+
+Result<rpc::Gate> Client::SetGate(const std::string& run, const rpc::Gate& gate) {
+  return Call<rpc::Gate>("set_gate",
+                         [&](Connection& c, auto& out) { c.lineage->set_gate(out, run, gate); });
+}
+
+Result<rpc::Gate> Client::GetGate(const std::string& run) {
+  return Call<rpc::Gate>("gate", [&](Connection& c, auto& out) { c.lineage->gate(out, run); });
+}
+
 Result<rpc::RetentionReport> Client::Retention(const std::string& run) {
   return Call<rpc::RetentionReport>(
       "retention", [&](Connection& c, auto& out) { c.lineage->retention(out, run); });
@@ -462,8 +482,20 @@ Result<rpc::Job> Client::Publish(const std::string& id, const std::string& codec
       "publish", [&](Connection& c, auto& out) { c.control->publish(out, id, codec, name); });
 }
 
+Result<rpc::Job> Client::PublishForced(const std::string& id, const std::string& codec,
+                                       const std::string& name, const std::string& why,
+                                       const std::string& by) {
+  return Call<rpc::Job>("publish_forced", [&](Connection& c, auto& out) {
+    c.control->publish_forced(out, id, codec, name, why, by);
+  });
+}
+
 Result<rpc::Job> Client::Compress(const std::string& id) {
   return Call<rpc::Job>("compress", [&](Connection& c, auto& out) { c.control->compress(out, id); });
+}
+
+Result<rpc::Job> Client::Score(const std::string& id) {
+  return Call<rpc::Job>("score", [&](Connection& c, auto& out) { c.control->score(out, id); });
 }
 
 Result<rpc::Job> Client::GetJob(const std::string& key) {

@@ -122,6 +122,12 @@ class Client {
   Status Delete(const std::string& id, int64_t grace_ms, const std::string& by,
                 const std::string& why);
   Status Undelete(const std::string& id);
+  // No texts: the run has none any more.
+  Result<rpc::ProbeSet> SetProbe(const std::string& run, const std::vector<rpc::ProbeText>& texts,
+                                 const std::string& by);
+  Result<rpc::ProbeSet> Probe(const std::string& run);
+  Result<rpc::Gate> SetGate(const std::string& run, const rpc::Gate& gate);
+  Result<rpc::Gate> GetGate(const std::string& run);
   // Waits as long as the daemon works on it. 0: no throttle.
   Result<rpc::GcReply> CollectGarbage(bool dry_run, int64_t bytes_per_second);
 
@@ -139,8 +145,14 @@ class Client {
   // `codec`: "bitdelta" or "dense"; `name`: empty for the default routes.
   Result<rpc::Job> Publish(const std::string& id, const std::string& codec,
                            const std::string& name);
+  // Over the gate's limits too; `why` must not be empty.
+  Result<rpc::Job> PublishForced(const std::string& id, const std::string& codec,
+                                 const std::string& name, const std::string& why,
+                                 const std::string& by);
   // `id`: a run, or one checkpoint or state.
   Result<rpc::Job> Compress(const std::string& id);
+  // Held-out loss on the run's probe texts.
+  Result<rpc::Job> Score(const std::string& id);
   Result<rpc::Job> GetJob(const std::string& key);
   Result<std::vector<rpc::Job>> Jobs();
   Status Unpublish(const std::string& name);

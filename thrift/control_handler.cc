@@ -54,25 +54,26 @@ class ControlHandler : public rpc::ControlServiceIf {
   void publish(rpc::Job& reply, const std::string& id, const std::string& codec,
                const std::string& name) override {
     Answer([&]() -> Status {
-      STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, CheckPublish(id, name));
       STOCKPOT_ASSIGN_OR_RETURN(const PublishCodec parsed, PublishCodecFromName(codec));
-      if (!name.empty() && !IsValidRouteName(name)) {
-        return InvalidArgument("'" + name.substr(0, 64) +
-                               "' cannot be a route: 1..256 bytes, no control characters");
-      }
-      // RUN@... belongs to the runs: a name that says "step 7" must never answer as another step.
-      if (name.find('@') != std::string::npos) {
-        return InvalidArgument("'" + name + "' cannot be given: names with '@' follow the runs' " +
-                               "own steps; choose one without, or none for the default names");
-      }
-      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(id));
-      STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
-      if (manifest.kind != ArtifactKind::kCheckpoint && manifest.kind != ArtifactKind::kMerge) {
-        return InvalidArgument("'" + id + "' is a " + std::string(ArtifactKindName(manifest.kind)) +
-                               ": checkpoints and merges are published");
-      }
       STOCKPOT_ASSIGN_OR_RETURN(const Job job,
                                 pipeline_.Submit(MakePublishJob(digest, parsed, name)));
+      reply = WithProgress(job);
+      return OkStatus();
+    });
+  }
+
+  void publish_forced(rpc::Job& reply, const std::string& id, const std::string& codec,
+                      const std::string& name, const std::string& why,
+                      const std::string& by) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(why, "the reason"));
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(by, "'by'"));
+      if (why.empty()) return InvalidArgument("say why the gate does not count");
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, CheckPublish(id, name));
+      STOCKPOT_ASSIGN_OR_RETURN(const PublishCodec parsed, PublishCodecFromName(codec));
+      STOCKPOT_ASSIGN_OR_RETURN(
+          const Job job, pipeline_.Submit(MakeForcedPublishJob(digest, parsed, name, why, by)));
       reply = WithProgress(job);
       return OkStatus();
     });
@@ -95,6 +96,26 @@ class ControlHandler : public rpc::ControlServiceIf {
         asked = MakeCompressJob(manifest.run, digest);
       }
       STOCKPOT_ASSIGN_OR_RETURN(const Job job, pipeline_.Submit(std::move(asked)));
+      reply = WithProgress(job);
+      return OkStatus();
+    });
+  }
+
+  void score(rpc::Job& reply, const std::string& id) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
+      STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(id));
+      STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
+      if (manifest.run.empty() || manifest.kind == ArtifactKind::kState) {
+        return InvalidArgument("'" + id + "' is no checkpoint, merge or variant of a run");
+      }
+      STOCKPOT_ASSIGN_OR_RETURN(const auto probe, store_.GetProbe(manifest.run));
+      if (!probe) {
+        return InvalidArgument("run '" + manifest.run + "' has no probe texts: give it some with " +
+                               "`stockpot probe set " + manifest.run + " FILE...`");
+      }
+      STOCKPOT_ASSIGN_OR_RETURN(const Job job,
+                                pipeline_.Submit(MakeScoreJob(digest, probe->digest())));
       reply = WithProgress(job);
       return OkStatus();
     });
@@ -238,6 +259,27 @@ class ControlHandler : public rpc::ControlServiceIf {
       names.push_back(step.artifact.Hex());
     }
     return names;
+  }
+
+  // What is to be published, if it can be, under a name that can be given.
+  Result<Digest> CheckPublish(const std::string& id, const std::string& name) const {
+    STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
+    if (!name.empty() && !IsValidRouteName(name)) {
+      return InvalidArgument("'" + name.substr(0, 64) +
+                             "' cannot be a route: 1..256 bytes, no control characters");
+    }
+    // RUN@... belongs to the runs: a name that says "step 7" must never answer as another step.
+    if (name.find('@') != std::string::npos) {
+      return InvalidArgument("'" + name + "' cannot be given: names with '@' follow the runs' " +
+                             "own steps; choose one without, or none for the default names");
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, store_.ResolveName(id));
+    STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
+    if (manifest.kind != ArtifactKind::kCheckpoint && manifest.kind != ArtifactKind::kMerge) {
+      return InvalidArgument("'" + id + "' is a " + std::string(ArtifactKindName(manifest.kind)) +
+                             ": checkpoints and merges are published");
+    }
+    return digest;
   }
 
   // `run` and `step` are filled in from the parents where the caller left them open.

@@ -368,6 +368,40 @@ rpc::RetentionPolicy ToRpc(const RetentionPolicy& policy) {
   return out;
 }
 
+rpc::ProbeSet ToRpc(const ProbeSet& probe) {
+  rpc::ProbeSet out;
+  out.run = probe.run;
+  for (const ProbeSet::Text& text : probe.texts) {
+    rpc::ProbeText& entry = out.texts.emplace_back();
+    entry.name = text.name;
+    entry.text = text.text;
+  }
+  if (!probe.texts.empty()) out.digest = RawBytes(probe.digest());
+  out.time_ms = probe.time_ms;
+  out.by = probe.by;
+  return out;
+}
+
+GateConfig GateFromRpc(const rpc::Gate& gate) {
+  return {.max_kl = gate.max_kl,
+          .min_top1 = gate.min_top1,
+          .max_loss_rise = gate.max_loss_rise,
+          .max_update = gate.max_update,
+          .min_update = gate.min_update,
+          .max_error = gate.max_error};
+}
+
+rpc::Gate ToRpc(const GateConfig& gate) {
+  rpc::Gate out;
+  out.max_kl = gate.max_kl;
+  out.min_top1 = gate.min_top1;
+  out.max_loss_rise = gate.max_loss_rise;
+  out.max_update = gate.max_update;
+  out.min_update = gate.min_update;
+  out.max_error = gate.max_error;
+  return out;
+}
+
 rpc::GcReply ToRpc(const RetentionChanges& changes, const GarbageReport& report) {
   rpc::GcReply out;
   for (const Digest& digest : changes.deleted) out.deleted.push_back(RawBytes(digest));

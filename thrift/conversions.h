@@ -46,6 +46,9 @@ rpc::StepState ToRpc(const StepState& state);
 rpc::Gathering ToRpc(const OpenGathering& gathering);
 rpc::ResumePoint ToRpc(const ResumeDecision& decision);
 rpc::RetentionPolicy ToRpc(const RetentionPolicy& policy);
+rpc::ProbeSet ToRpc(const ProbeSet& probe);
+GateConfig GateFromRpc(const rpc::Gate& gate);  // the store checks the values
+rpc::Gate ToRpc(const GateConfig& gate);
 rpc::GcReply ToRpc(const RetentionChanges& changes, const GarbageReport& report);
 
 }  // namespace stockpot

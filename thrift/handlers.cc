@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "stockpot_rpc/stockpot_constants.h"
+#include "store/best_model.h"
 #include "thrift/conversions.h"
 #include "thrift/errors.h"
 
@@ -22,6 +23,7 @@ Status CheckLength(const std::string& text, const char* what) {
 
 namespace {
 
+constexpr int kEvalAttempts = 5;  // when somebody moves RUN@best meanwhile
 constexpr int64_t kWaitSliceMs = 200;  // how long a stopping server waits for a waiting rank
 
 std::span<const std::byte> AsBytes(const std::string& data) {
@@ -169,14 +171,29 @@ class CheckpointHandler : public rpc::CheckpointServiceIf {
       const int64_t now_ms = std::chrono::duration_cast<std::chrono::milliseconds>(
                                  std::chrono::system_clock::now().time_since_epoch())
                                  .count();
-      Commit commit;
-      commit.evals.push_back({digest, task, metric, value, now_ms, by});
-      commit.events.push_back(
-          {.type = "eval",
-           .subject = digest.Hex(),
-           .fields = {
-               {"task", task}, {"metric", metric}, {"value", std::to_string(value)}, {"by", by}}});
-      return store_.Apply(std::move(commit)).status();
+      if (task == kProbeTask) {
+        return InvalidArgument("evaluations of the task '" + task + "' are the daemon's own: " +
+                               "`stockpot probe score` measures one");
+      }
+      STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(digest));
+      Status status;
+      for (int attempt = 0; attempt < kEvalAttempts; ++attempt) {
+        Commit commit;
+        commit.evals.push_back({digest, task, metric, value, now_ms, by});
+        commit.events.push_back({.type = "eval",
+                                 .subject = digest.Hex(),
+                                 .fields = {{"task", task},
+                                            {"metric", metric},
+                                            {"value", std::to_string(value)},
+                                            {"by", by}}});
+        if (!manifest.run.empty()) {
+          STOCKPOT_ASSIGN_OR_RETURN(const Run run, store_.GetRun(manifest.run));
+          STOCKPOT_RETURN_IF_ERROR(FollowBest(store_, run, "eval", commit));
+        }
+        status = store_.Apply(std::move(commit)).status();
+        if (status.code() != StatusCode::kAlreadyExists) return status;
+      }
+      return Unavailable(manifest.run + "@best keeps moving: " + status.message());
     });
   }
 

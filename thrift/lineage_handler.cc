@@ -2,6 +2,7 @@
 
 #include "store/policy.h"
 #include "store/retention.h"
+#include "store/variant_gate.h"
 #include "thrift/conversions.h"
 #include "thrift/handlers.h"
 
@@ -41,14 +42,36 @@ Summary Summarise(const Manifest& manifest) {
 
 std::string HexOrEmpty(const Digest& digest) { return digest.IsZero() ? "" : digest.Hex(); }
 
-// The names that point at artifacts, read once per call.
+// The names that point at artifacts, and what was refused a name; read once per call.
 struct NameIndex {
   std::multimap<Digest, rpc::Alias> aliases;
   std::multimap<Digest, rpc::Alias> routes;
+  std::multimap<Digest, rpc::Refusal> refusals;
 
   explicit NameIndex(const CheckpointStore& store) {
     for (const Alias& alias : store.ListAliases()) aliases.emplace(alias.artifact, ToRpc(alias));
     for (const Route& route : store.ListRoutes()) routes.emplace(route.variant, ToRpc(route));
+    for (const Job& job : store.ListJobs()) AddRefusal(job);
+  }
+
+  // A publish that failed; another one that was queued since has the same job.
+  void AddRefusal(const Job& job) {
+    const auto artifact = job.args.find("artifact");
+    if (job.kind != JobKind::kPublish || job.state != JobState::kFailed) return;
+    const Result<Digest> digest =
+        artifact == job.args.end() ? Result<Digest>(NotFound("")) : Digest::FromHex(artifact->second);
+    if (!digest.ok()) return;
+    const auto argument = [&](const char* name) {
+      const auto it = job.args.find(name);
+      return it == job.args.end() ? std::string() : it->second;
+    };
+    rpc::Refusal refusal;
+    refusal.job = job.key;
+    refusal.codec = argument("codec");
+    refusal.name = argument("name");
+    refusal.reason = job.error;
+    refusal.time_ms = job.finished_ms;
+    refusals.emplace(*digest, std::move(refusal));
   }
 };
 
@@ -210,6 +233,65 @@ class LineageHandler : public rpc::LineageServiceIf {
     });
   }
 
+  void set_probe(rpc::ProbeSet& reply, const std::string& run,
+                 const std::vector<rpc::ProbeText>& texts, const std::string& by) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(by, "'by'"));
+      ProbeSet probe{.run = run, .by = by};
+      for (const rpc::ProbeText& text : texts) probe.texts.push_back({text.name, text.text});
+      Commit commit;
+      commit.events.push_back(
+          {.type = "probe",
+           .subject = run,
+           .fields = {{"texts", std::to_string(probe.texts.size())},
+                      {"probe", probe.texts.empty() ? "" : probe.digest().ShortHex()},
+                      {"by", by}}});
+      commit.probes.push_back(std::move(probe));
+      STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
+      return ReadProbe(reply, run);
+    });
+  }
+
+  void probe(rpc::ProbeSet& reply, const std::string& run) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+      STOCKPOT_RETURN_IF_ERROR(store_.GetRun(run).status());
+      return ReadProbe(reply, run);
+    });
+  }
+
+  void set_gate(rpc::Gate& reply, const std::string& run, const rpc::Gate& gate) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+      const GateConfig config = GateFromRpc(gate);
+      Commit commit;
+      commit.gates.push_back({run, config});
+      commit.events.push_back({.type = "gate",
+                               .subject = run,
+                               .fields = {{"max_kl", ExactNumber(config.max_kl)},
+                                          {"min_top1", ExactNumber(config.min_top1)},
+                                          {"max_loss_rise", ExactNumber(config.max_loss_rise)},
+                                          {"max_update", ExactNumber(config.max_update)},
+                                          {"min_update", ExactNumber(config.min_update)},
+                                          {"max_error", ExactNumber(config.max_error)}}});
+      STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
+      STOCKPOT_ASSIGN_OR_RETURN(const GateConfig now, store_.GetGate(run));
+      reply = ToRpc(now);
+      return OkStatus();
+    });
+  }
+
+  void gate(rpc::Gate& reply, const std::string& run) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+      STOCKPOT_RETURN_IF_ERROR(store_.GetRun(run).status());
+      STOCKPOT_ASSIGN_OR_RETURN(const GateConfig config, store_.GetGate(run));
+      reply = ToRpc(config);
+      return OkStatus();
+    });
+  }
+
   void gc(rpc::GcReply& reply, bool dry_run, int64_t bytes_per_second) override {
     Answer([&]() -> Status {
       const GarbageOptions options{.dry_run = dry_run, .bytes_per_second = bytes_per_second};
@@ -227,6 +309,12 @@ class LineageHandler : public rpc::LineageServiceIf {
   Result<Digest> Resolved(const std::string& id) const {
     STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
     return store_.ResolveName(id);
+  }
+
+  Status ReadProbe(rpc::ProbeSet& reply, const std::string& run) const {
+    STOCKPOT_ASSIGN_OR_RETURN(const std::optional<ProbeSet> probe, store_.GetProbe(run));
+    reply = ToRpc(probe.value_or(ProbeSet{.run = run}));
+    return OkStatus();
   }
 
   Status SetPin(const std::string& id, const std::string& by, const std::string& why, bool on) {
@@ -313,6 +401,9 @@ class LineageHandler : public rpc::LineageServiceIf {
     }
     for (auto [i, end] = names.routes.equal_range(digest); i != end; ++i) {
       info.routes.push_back(i->second);
+    }
+    for (auto [i, end] = names.refusals.equal_range(digest); i != end; ++i) {
+      info.refusals.push_back(i->second);
     }
     for (const Eval& eval : store_.ListEvals(digest)) info.evals.push_back(ToRpc(eval));
     if (const auto tombstone = store_.GetTombstone(digest)) {

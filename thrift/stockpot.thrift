@@ -34,7 +34,8 @@ enum Kind { BASE = 0, CHECKPOINT = 1, MERGE = 2, VARIANT = 3, ADAPTER = 4, STATE
 struct RunConfig {
   1: i64 merge_every = 1000       // steps; 0 = never
   2: string publish = "every"     // every | merges | best | request
-  3: string best_metric = "loss"
+  3: string best_metric = "loss"  // of the steps, or TASK/METRIC of evaluations: "probe/loss" is
+                                  // the held-out loss on the run's probe texts
   4: bool best_is_lower = true
   5: double merge_energy = 0.95
   6: i64 merge_rank = 0           // 0: by energy
@@ -241,6 +242,16 @@ struct ArtifactInfo {
   16: bool pinned
   17: string group                // of a state
   18: bool compressed             // its chunks are stored as history (store/README.md)
+  19: list<Refusal> refusals      // publishes of it that failed, by the gate or otherwise
+}
+
+// A variant that was made and not served; what answered before goes on.
+struct Refusal {
+  1: string job
+  2: string codec
+  3: string name                  // of the route; "": the default names
+  4: string reason                // names the measured numbers and their limits
+  5: i64 time_ms
 }
 
 struct LogEntry {
@@ -282,6 +293,39 @@ service LineageService {
   // Returns when that is done; a dry run says what would be. bytes_per_second: of moving what stays;
   // 0: as fast as it goes, else at least 1000000.
   GcReply gc(1: bool dry_run, 2: i64 bytes_per_second) throws (1: Error error)
+  // Texts in place of the run's; none: the run has no probe texts any more. Scores on other texts
+  // count no more for RUN@best.
+  ProbeSet set_probe(1: string run, 2: list<ProbeText> texts, 3: string by)
+      throws (1: Error error)
+  ProbeSet probe(1: string run) throws (1: Error error)  // without texts where there are none
+  Gate set_gate(1: string run, 2: Gate gate) throws (1: Error error)
+  Gate gate(1: string run) throws (1: Error error)
+}
+
+// The limits of a run's gate (store/variant_gate.h): a variant that is not within them does not
+// answer under any name.
+struct Gate {
+  1: double max_kl = 0.1          // nats a token, KL(checkpoint || variant) on the probe texts
+  2: double min_top1 = 0.9        // share of tokens on whose most likely successor they agree
+  3: double max_loss_rise = 0.05  // nats a token, held-out loss of the variant over the checkpoint's
+  4: double max_update = 1        // ||W - W_base|| / ||W_base||
+  5: double min_update = 0
+  6: double max_error = 0.95      // share of a matrix's squared update that one bit may miss
+}
+
+// Texts that the run's training has not seen: what its models are scored on. UTF-8, at most 64 of
+// them and 1 MiB together.
+struct ProbeText {
+  1: string name                  // for a person
+  2: string text
+}
+
+struct ProbeSet {
+  1: string run
+  2: list<ProbeText> texts
+  3: binary digest                // of the texts; empty: there are none
+  4: i64 time_ms
+  5: string by
 }
 
 // Which checkpoints and merges of a run stay (store/retention.h). Without rules all of them do.
@@ -433,8 +477,15 @@ service ControlService {
   Job merge(1: list<string> ids, 2: string run, 3: i64 step, 4: double energy, 5: i64 rank,
             6: bool force, 7: MergeOptions options) throws (1: Error error)
   Job publish(1: string id, 2: string codec, 3: string name) throws (1: Error error)
+  // Likewise, also over the gate's limits: it is measured, and the event of the variant says what was
+  // overruled, why and by whom. A broken checkpoint is refused all the same. `why` must not be empty.
+  Job publish_forced(1: string id, 2: string codec, 3: string name, 4: string why, 5: string by)
+      throws (1: Error error)
   // Stores the history of a run, or of one of its artifacts, as differences (store/README.md).
   Job compress(1: string id) throws (1: Error error)
+  // Held-out loss of a checkpoint, merge or variant on its run's probe texts: an evaluation of the
+  // task "probe".
+  Job score(1: string id) throws (1: Error error)
   Job job(1: string key) throws (1: Error error)
   list<Job> jobs() throws (1: Error error)              // all, by age
   void unpublish(1: string name) throws (1: Error error)

@@ -92,9 +92,9 @@ struct Daemon::Parts {
 
   std::unique_ptr<CheckpointStore> store;
   std::unique_ptr<Ingest> ingest;
-  std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<ModelHost> host;
+  std::unique_ptr<Pipeline> pipeline;  // its jobs score models with the host
   std::unique_ptr<RpcServer> rpc;
   std::unique_ptr<Ticker> ticker;
   RpcAddress http_address;
@@ -102,6 +102,7 @@ struct Daemon::Parts {
   Status OpenStore();
   Status StartHttp();
   void StartHost();
+  void StartJobs();
   Status StartRpc();
   void WarnAboutOpenDoors() const;
   Status WriteAddresses() const;
@@ -129,12 +130,6 @@ Status Daemon::Parts::OpenStore() {
   limits.session_idle_ms = options.session_idle_seconds * 1000;
   limits.session_bytes = options.session_mib << 20;
   ingest = std::make_unique<Ingest>(*store, limits, SystemClock());
-  Pipeline::Options jobs;
-  jobs.merge = BuildMerge;
-  jobs.threads = options.threads;
-  jobs.clock = SystemClock();
-  jobs.history_bytes_per_second = options.history_mib_per_second << 20;
-  pipeline = std::make_unique<Pipeline>(*store, std::move(jobs));
   return OkStatus();
 }
 
@@ -165,6 +160,18 @@ void Daemon::Parts::StartHost() {
   host = std::make_unique<ModelHost>(
       *store, std::move(host_options),
       [this](std::shared_ptr<ServingModel> model) { http->SetModel(std::move(model)); });
+}
+
+void Daemon::Parts::StartJobs() {
+  Pipeline::Options jobs;
+  jobs.merge = BuildMerge;
+  jobs.score = [this](const ScoreRequest& request, const ProgressFunction& progress) {
+    return host->Score(request, progress);
+  };
+  jobs.threads = options.threads;
+  jobs.clock = SystemClock();
+  jobs.history_bytes_per_second = options.history_mib_per_second << 20;
+  pipeline = std::make_unique<Pipeline>(*store, std::move(jobs));
 }
 
 Status Daemon::Parts::StartRpc() {
@@ -246,6 +253,7 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options) {
       made.OpenStore().WithContext("while opening the store in " + options.data.string()));
   STOCKPOT_RETURN_IF_ERROR(made.StartHttp().WithContext("HTTP on " + options.http));
   made.StartHost();
+  made.StartJobs();
   STOCKPOT_RETURN_IF_ERROR(made.StartRpc().WithContext("Thrift on " + options.thrift));
   made.ticker = std::make_unique<Ticker>([ingest = made.ingest.get()] {
     const int64_t expired = ingest->ExpireIdle();
@@ -271,6 +279,7 @@ Daemon::~Daemon() {
   if (parts_->store != nullptr) parts_->store->Shutdown();
   if (parts_->rpc != nullptr) parts_->rpc->Stop();
   parts_->rpc.reset();
+  parts_->pipeline.reset();
   parts_->host.reset();  // after the HTTP server stopped: its requests refer to the model
   parts_->http.reset();
 }

@@ -1,7 +1,7 @@
 // The composition root: the one place that names concrete classes of every layer, makes them in order
 // and takes them down in the opposite one.
 //
-//   store -> sessions -> job runner -> Thrift server -> HTTP server -> (base, engine, variants, router)
+//   store -> sessions -> HTTP server -> (base, engine, variants, router) -> job runner -> Thrift server
 //
 // The base may not be imported yet when the daemon starts: the HTTP server answers 503 with the reason
 // until it is, and the model comes up by itself then.

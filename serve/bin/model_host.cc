@@ -12,6 +12,7 @@ namespace stockpot {
 namespace {
 
 constexpr int64_t kBasePollMs = 500;  // how soon a stop is noticed while no base is imported
+constexpr int64_t kLoadPollMs = 50;   // likewise while a score waits for the base
 
 bool IsBase(const CheckpointStore& store, const Digest& artifact) {
   const Result<Manifest> manifest = store.GetManifest(artifact);
@@ -103,7 +104,12 @@ Result<Digest> ModelHost::WaitForBase() {
     if (const auto base = FindBase(store_, options_.base)) {
       std::lock_guard lock(mutex_);
       state_.base = base->first;
+      looked_ = false;
       return base->second;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      looked_ = true;
     }
     store_.WaitForEvents(since, kBasePollMs);
   }
@@ -133,6 +139,43 @@ Status ModelHost::Load(const Digest& digest) {
   }
   on_ready_(std::move(model));
   return OkStatus();
+}
+
+Result<ModelHost::Serving*> ModelHost::WaitForServing(const Digest& base,
+                                                      const ProgressFunction& progress) const {
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (serving_ != nullptr) {
+        if (serving_->base->digest() == base) return serving_.get();
+        return NotFound("the base that is served here is " + state_.base + ", not " +
+                        base.ShortHex());
+      }
+      if (state_.phase.starts_with("failed")) return NotFound("the base is not served: " + state_.phase);
+      if (looked_) return NotFound("no base is served here");
+    }
+    if (progress) STOCKPOT_RETURN_IF_ERROR(progress(0));
+    std::this_thread::sleep_for(std::chrono::milliseconds(kLoadPollMs));
+  }
+}
+
+Result<ProbeScores> ModelHost::Score(const ScoreRequest& request,
+                                     const ProgressFunction& progress) {
+  STOCKPOT_ASSIGN_OR_RETURN(Serving* const serving, WaitForServing(request.base, progress));
+  STOCKPOT_ASSIGN_OR_RETURN(const auto text, serving->text.Get(request.base));
+  std::vector<std::vector<int32_t>> tokens;
+  for (const std::string& probe : request.texts) {
+    STOCKPOT_ASSIGN_OR_RETURN(tokens.emplace_back(),
+                              text->tokenizer->Encode(probe, /*add_special_tokens=*/false));
+  }
+  std::vector<VariantLease> models;
+  for (const Manifest* model : request.models) {
+    models.emplace_back();
+    if (model == nullptr) continue;
+    STOCKPOT_ASSIGN_OR_RETURN(models.back(), VariantModel::Load(serving->base, store_, *model));
+    if (progress) STOCKPOT_RETURN_IF_ERROR(progress(0));
+  }
+  return ScoreModels(serving->base, models, tokens, {.threads = options_.threads}, progress);
 }
 
 void ModelHost::Run() {

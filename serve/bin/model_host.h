@@ -9,11 +9,13 @@
 #include <thread>
 
 #include "serve/engine/engine.h"
+#include "serve/engine/scorer.h"
 #include "serve/http/serving_model.h"
 #include "serve/http/text_assets.h"
 #include "serve/variants/router.h"
 #include "serve/variants/variant_cache.h"
 #include "store/checkpoint_store.h"
+#include "store/scoring.h"
 
 namespace stockpot {
 
@@ -43,6 +45,10 @@ class ModelHost {
   // Null until ready.
   const Router* router() const;
 
+  // As store/scoring.h: beside the engine, over its base, on threads of low priority. Waits while the
+  // base is being loaded. Texts are tokenised by the base, without special tokens around them.
+  Result<ProbeScores> Score(const ScoreRequest& request, const ProgressFunction& progress);
+
   // Waits for running requests; true once none runs.
   bool Drain(int64_t timeout_ms);
 
@@ -53,6 +59,8 @@ class ModelHost {
   Result<Digest> WaitForBase();
   Status Load(const Digest& digest);
   void SetPhase(std::string phase);
+  // What serves this base, once it does.
+  Result<Serving*> WaitForServing(const Digest& base, const ProgressFunction& progress) const;
 
   const CheckpointStore& store_;
   const ModelHostOptions options_;
@@ -60,6 +68,7 @@ class ModelHost {
 
   mutable std::mutex mutex_;  // guards the members below
   State state_;
+  bool looked_ = false;  // for the base, and it was not there
   std::unique_ptr<Serving> serving_;
   bool stop_ = false;
 

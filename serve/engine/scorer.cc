@@ -39,10 +39,9 @@ size_t TopToken(std::span<const float> logits) {
 class Scorer {
  public:
   Scorer(std::shared_ptr<const BaseModel> base, std::span<const VariantLease> models,
-         std::span<const int32_t> tokens, const ScorerOptions& options)
+         const ScorerOptions& options)
       : vocab_(base->config().vocab_size),
         models_(models),
-        tokens_(tokens),
         rows_(options.rows),
         window_(Window(*base, models, options)),
         threads_(options.threads),
@@ -53,13 +52,19 @@ class Scorer {
     first_log_sums_.resize(static_cast<size_t>(rows_));
   }
 
-  Result<ProbeScores> Run(const ProgressFunction& progress) {
-    const auto count = static_cast<int64_t>(tokens_.size());
-    for (int64_t begin = 0; begin + 1 < count; begin += window_) {
-      const int64_t end = std::min(begin + window_, count);
-      STOCKPOT_RETURN_IF_ERROR(ScoreWindow(begin, end, progress));
+  Result<ProbeScores> Run(std::span<const std::vector<int32_t>> texts,
+                          const ProgressFunction& progress) {
+    for (const std::vector<int32_t>& text : texts) total_ += static_cast<int64_t>(text.size());
+    for (const std::vector<int32_t>& text : texts) {
+      tokens_ = text;
+      const auto count = static_cast<int64_t>(text.size());
+      for (int64_t begin = 0; begin + 1 < count; begin += window_) {
+        const int64_t end = std::min(begin + window_, count);
+        STOCKPOT_RETURN_IF_ERROR(ScoreWindow(begin, end, progress));
+      }
+      done_ += count;
     }
-    if (scored_ == 0) return InvalidArgument("a probe text needs at least two tokens");
+    if (scored_ == 0) return InvalidArgument("probe texts need at least two tokens");
     ProbeScores scores{.tokens = scored_, .models = {}};
     const auto n = static_cast<double>(scored_);
     for (const Sums& sums : sums_) {
@@ -106,9 +111,10 @@ class Scorer {
         };
         STOCKPOT_RETURN_IF_ERROR(transformer_.Forward({&segment, 1}, sink));
         if (progress) {
-          const double share = static_cast<double>(first + (last - first) * static_cast<int64_t>(m) /
-                                                               static_cast<int64_t>(models_.size()));
-          STOCKPOT_RETURN_IF_ERROR(progress(share / static_cast<double>(tokens_.size())));
+          const int64_t of_pass = (last - first) * static_cast<int64_t>(m) /
+                                  static_cast<int64_t>(models_.size());
+          STOCKPOT_RETURN_IF_ERROR(progress(static_cast<double>(done_ + first + of_pass) /
+                                            static_cast<double>(total_)));
         }
       }
       scored_ += last - first;
@@ -142,13 +148,15 @@ class Scorer {
 
   const int64_t vocab_;
   const std::span<const VariantLease> models_;
-  const std::span<const int32_t> tokens_;
   const int64_t rows_;
   const int64_t window_;
   ThreadPool threads_;
   KvPool pool_;
   Transformer transformer_;
   std::vector<Sums> sums_;
+  std::span<const int32_t> tokens_;  // of the text that is scored
+  int64_t total_ = 0;                // tokens of all texts
+  int64_t done_ = 0;                 // of the texts before it
   int64_t scored_ = 0;
   AlignedBuffer<float> first_logits_;   // [rows, vocab] of the first model's last pass
   std::vector<double> first_log_sums_;  // [rows]
@@ -167,17 +175,19 @@ Status CheckTokens(const ModelConfig& config, std::span<const int32_t> tokens) {
 
 Result<ProbeScores> ScoreModels(std::shared_ptr<const BaseModel> base,
                                 std::span<const VariantLease> models,
-                                std::span<const int32_t> tokens, const ScorerOptions& options,
-                                const ProgressFunction& progress) {
+                                std::span<const std::vector<int32_t>> texts,
+                                const ScorerOptions& options, const ProgressFunction& progress) {
   STOCKPOT_CHECK(!models.empty() && options.rows > 0 && options.threads > 0, models.size(),
                  options.rows, options.threads);
-  STOCKPOT_RETURN_IF_ERROR(CheckTokens(base->config(), tokens));
+  for (const std::vector<int32_t>& text : texts) {
+    STOCKPOT_RETURN_IF_ERROR(CheckTokens(base->config(), text));
+  }
   Result<ProbeScores> scores = Internal("the scorer did not run");
   // Its own thread, since a nice value that went up does not come down again; the threads of the
   // pool inherit it.
   std::thread([&] {
     if (options.nice > 0) ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), options.nice);
-    scores = Scorer(std::move(base), models, tokens, options).Run(progress);
+    scores = Scorer(std::move(base), models, options).Run(texts, progress);
   }).join();
   return scores;
 }

@@ -1,7 +1,7 @@
-// Scores models on a text with the forward pass that answers requests: the same kernels, the same
+// Scores models on texts with the forward pass that answers requests: the same kernels, the same
 // base, the same two ways of summing a delta. Beside the engine, on memory and threads of its own.
 //
-// Which tokens: the text's are cut into windows of `window`; a window is a sequence of its own, and
+// Which tokens: each text's are cut into windows of `window`; a window is a sequence of its own, and
 // every token of it but the first is scored given those before it in the window. The first half of
 // a window counts as prompt and the second as generated, so that both sums are measured
 // (serve/model/transformer.h, prompt_rows).
@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "serve/model/transformer.h"
 #include "serve/variants/variant_cache.h"
@@ -29,12 +30,12 @@ struct ScorerOptions {
 };
 
 // `models`: null: the base. The first is the one that the others are compared with. Works on
-// threads of its own and returns when they are done. InvalidArgument: fewer than two tokens, or one
-// that the model does not have; the error of `progress` (which may be null), called after each pass.
+// threads of its own and returns when they are done. InvalidArgument: no text has two tokens, or one
+// has a token that the model does not have; the error of `progress` (which may be null), called after each pass.
 // Thread promise: any thread.
 Result<ProbeScores> ScoreModels(std::shared_ptr<const BaseModel> base,
                                 std::span<const VariantLease> models,
-                                std::span<const int32_t> tokens, const ScorerOptions& options,
-                                const ProgressFunction& progress);
+                                std::span<const std::vector<int32_t>> texts,
+                                const ScorerOptions& options, const ProgressFunction& progress);
 
 }  // namespace stockpot

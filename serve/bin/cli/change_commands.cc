@@ -34,9 +34,6 @@ Result<rpc::Job> WaitForJob(Client& client, rpc::Job job, bool quiet) {
   return job;
 }
 
-namespace {
-
-// Prints a job that was just asked for, waiting for it unless told otherwise.
 Status FinishJob(Client& client, const Globals& globals, rpc::Job job, bool wait) {
   if (wait) {
     STOCKPOT_ASSIGN_OR_RETURN(job, WaitForJob(client, std::move(job), globals.quiet));
@@ -51,6 +48,8 @@ Status FinishJob(Client& client, const Globals& globals, rpc::Job job, bool wait
   }
   return OkStatus();
 }
+
+namespace {
 
 struct MergeCommand {
   Client::MergeRequest request;
@@ -111,8 +110,20 @@ struct PublishOptions {
   std::string id;
   std::string name;
   std::string codec = "bitdelta";
+  std::string why;
+  bool force = false;
   bool no_wait = false;
 };
+
+Status Publish(const Globals& globals, const PublishOptions& options) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  STOCKPOT_ASSIGN_OR_RETURN(
+      rpc::Job job,
+      options.force
+          ? client->PublishForced(options.id, options.codec, options.name, options.why, Me())
+          : client->Publish(options.id, options.codec, options.name));
+  return FinishJob(*client, globals, std::move(job), !options.no_wait);
+}
 
 void AddPublish(Registry& registry) {
   const auto options = std::make_shared<PublishOptions>();
@@ -122,14 +133,15 @@ void AddPublish(Registry& registry) {
   command->add_option("--as", options->name, "Route (default: RUN@STEP and what it implies)");
   command->add_option("--codec", options->codec, "bitdelta: 1 bit a weight; dense: as it is")
       ->check(CLI::IsMember({"bitdelta", "dense"}));
+  CLI::Option* force =
+      command->add_flag("--force", options->force, "Also over the limits of the run's gate");
+  CLI::Option* why =
+      command->add_option("--reason", options->why, "Why the gate does not count; is recorded");
+  force->needs(why);
+  why->needs(force);
   command->add_flag("--no-wait", options->no_wait, "Only queue the job");
   command->callback([&registry, options] {
-    registry.action = [&registry, options]() -> Status {
-      STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(registry.globals));
-      STOCKPOT_ASSIGN_OR_RETURN(rpc::Job job,
-                                client->Publish(options->id, options->codec, options->name));
-      return FinishJob(*client, registry.globals, std::move(job), !options->no_wait);
-    };
+    registry.action = [&registry, options] { return Publish(registry.globals, *options); };
   });
   const auto name = std::make_shared<std::string>();
   CLI::App* unpublish = registry.app.add_subcommand("unpublish", "Take a route away");

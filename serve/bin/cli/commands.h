@@ -31,6 +31,8 @@ void AddReadCommands(Registry& registry);    // runs, log, show, routes, status,
 void AddUploadCommands(Registry& registry);  // import-base, push
 void AddChangeCommands(Registry& registry);  // merge, publish, compress, alias, eval
 void AddRetentionCommands(Registry& registry);  // retention, pin, unpin, delete, undelete, gc
+void AddProbeCommands(Registry& registry);      // probe set, show, score
+void AddGateCommand(Registry& registry);        // gate
 void AddBackupCommands(Registry& registry);     // scrub, backup; restore is main.cc's
 void AddExportCommand(Registry& registry);   // export
 
@@ -39,6 +41,9 @@ std::string Me();
 
 // Connects, or says what to do about it.
 Result<std::unique_ptr<Client>> ConnectTo(const Globals& globals);
+
+// Prints a job that was just asked for, waiting for it unless told otherwise.
+Status FinishJob(Client& client, const Globals& globals, rpc::Job job, bool wait);
 
 // Waits until the job is done, showing its share. Internal with the job's error if it failed.
 Result<rpc::Job> WaitForJob(Client& client, rpc::Job job, bool quiet);

@@ -70,6 +70,14 @@ Json ToJson(const rpc::ArtifactInfo& artifact) {
   for (const rpc::Edge& edge : artifact.children) {
     children.push_back({{"type", edge.type}, {"digest", HexDigest(edge.child)}});
   }
+  Json refusals = Json::array();
+  for (const rpc::Refusal& refusal : artifact.refusals) {
+    refusals.push_back({{"job", refusal.job},
+                        {"codec", refusal.codec},
+                        {"name", refusal.name},
+                        {"reason", refusal.reason},
+                        {"time_ms", refusal.time_ms}});
+  }
   return {{"digest", HexDigest(artifact.digest)},
           {"kind", KindName(artifact.kind)},
           {"run", artifact.run},
@@ -87,7 +95,8 @@ Json ToJson(const rpc::ArtifactInfo& artifact) {
           {"attributes", artifact.attributes},
           {"purge_ms", artifact.purge_ms},
           {"pinned", artifact.pinned},
-          {"compressed", artifact.compressed}};
+          {"compressed", artifact.compressed},
+          {"refusals", refusals}};
 }
 
 Json ToJson(const rpc::LogEntry& entry) {
@@ -196,6 +205,24 @@ Json ToJson(const rpc::RetentionReport& report) {
             {"groups", groups},
             {"grace_ms", report.policy.grace_ms}}},
           {"artifacts", fates}};
+}
+
+Json ToJson(const rpc::ProbeSet& probe) {
+  Json texts = Json::array();
+  for (const rpc::ProbeText& text : probe.texts) {
+    texts.push_back({{"name", text.name}, {"bytes", text.text.size()}, {"text", text.text}});
+  }
+  return {{"run", probe.run},
+          {"digest", HexDigest(probe.digest)},
+          {"time_ms", probe.time_ms},
+          {"by", probe.by},
+          {"texts", texts}};
+}
+
+Json ToJson(const rpc::Gate& gate) {
+  return {{"max_kl", gate.max_kl},           {"min_top1", gate.min_top1},
+          {"max_loss_rise", gate.max_loss_rise}, {"max_update", gate.max_update},
+          {"min_update", gate.min_update},   {"max_error", gate.max_error}};
 }
 
 Json ToJson(const rpc::GcReply& reply) {

@@ -22,6 +22,8 @@ Json ToJson(const rpc::Event& event);
 Json ToJson(const rpc::DaemonStatus& status);
 Json ToJson(const rpc::ScrubReply& reply);
 Json ToJson(const rpc::RetentionReport& report);
+Json ToJson(const rpc::ProbeSet& probe);
+Json ToJson(const rpc::Gate& gate);
 Json ToJson(const rpc::GcReply& reply);
 Json ToJson(const rpc::BackupReply& reply);
 Json ToJson(const UploadReport& report);

@@ -81,6 +81,8 @@ int Main(int argc, char** argv) {
   AddReadCommands(registry);
   AddChangeCommands(registry);
   AddRetentionCommands(registry);
+  AddProbeCommands(registry);
+  AddGateCommand(registry);
   AddBackupCommands(registry);
   AddExportCommand(registry);
   try {

@@ -71,6 +71,21 @@ std::string StateText(const rpc::ArtifactInfo& state) {
          (state.pinned ? "  (pinned)" : "") + (state.compressed ? "  (compressed)" : "");
 }
 
+// The newest of each metric that the engine measured: "probe/loss 2.31  gate/kl 0.012".
+std::string JoinScores(const std::vector<rpc::Eval>& evals) {
+  std::map<std::string, const rpc::Eval*> newest;
+  for (const rpc::Eval& eval : evals) {
+    if (eval.task != "probe" && eval.task != "gate" && eval.task != "merge") continue;
+    const rpc::Eval*& known = newest[eval.task + "/" + eval.metric];
+    if (known == nullptr || known->time_ms <= eval.time_ms) known = &eval;
+  }
+  std::string out;
+  for (const auto& [name, eval] : newest) {
+    out += (out.empty() ? "" : "  ") + name + " " + HumanNumber(eval->value);
+  }
+  return out;
+}
+
 // "├─ 40        checkpoint  1b9f...  loss 2.31  3 min ago   [demo@latest]"
 void PrintLogEntry(const rpc::LogEntry& entry, bool last, int64_t now_ms) {
   const char* branch = last ? "└─" : "├─";
@@ -83,6 +98,8 @@ void PrintLogEntry(const rpc::LogEntry& entry, bool last, int64_t now_ms) {
           "  " + HumanBytes(entry.artifact.stored_bytes) + "  " +
           HumanAgo(entry.step.committed_ms, now_ms);
   if (!entry.step.metrics.empty()) line += "  " + JoinMetrics(entry.step.metrics);
+  const std::string scores = JoinScores(entry.artifact.evals);
+  if (!scores.empty()) line += "  " + Printable(scores);
   if (entry.artifact.purge_ms > 0) line += "  (deleted)";
   if (entry.artifact.pinned) line += "  (pinned)";
   if (entry.artifact.compressed) line += "  (compressed)";
@@ -93,6 +110,10 @@ void PrintLogEntry(const rpc::LogEntry& entry, bool last, int64_t now_ms) {
     if (edge.type != "trained_from") parents += "  " + edge.type + " " + ShortDigest(edge.parent);
   }
   if (!parents.empty()) std::printf("%s %s\n", stem, Printable(parents).c_str());
+  for (const rpc::Refusal& refusal : entry.artifact.refusals) {
+    std::printf("%s   !! %s not published: %s\n", stem, Printable(refusal.codec).c_str(),
+                Printable(refusal.reason).c_str());
+  }
   for (const rpc::ArtifactInfo& state : entry.states) {
     std::printf("%s   %s %s\n", stem, &state == &entry.states.back() && entry.variants.empty()
                                          ? "└─" : "├─", StateText(state).c_str());
@@ -110,6 +131,11 @@ void PrintLogEntry(const rpc::LogEntry& entry, bool last, int64_t now_ms) {
                 ShortDigest(variant.digest).c_str(), HumanBytes(variant.stored_bytes).c_str(),
                 HumanNumber(std::round(share * 10) / 10).c_str(),
                 variant.routes.empty() ? "no route" : ("-> " + JoinNames(variant.routes)).c_str());
+    const std::string variant_scores = JoinScores(variant.evals);
+    if (!variant_scores.empty()) {
+      std::printf("%s   %s   %s\n", stem, last_variant ? "  " : "│ ",
+                  Printable(variant_scores).c_str());
+    }
   }
 }
 
@@ -172,6 +198,10 @@ void PrintArtifact(const rpc::ArtifactInfo& artifact,
   for (const rpc::Eval& eval : artifact.evals) {
     line("eval", eval.task + "  " + eval.metric + " " + HumanNumber(eval.value) + "  by " +
                      eval.by + ", " + HumanAgo(eval.time_ms, NowMs()));
+  }
+  for (const rpc::Refusal& refusal : artifact.refusals) {
+    line("refused", refusal.codec + (refusal.name.empty() ? "" : " as " + refusal.name) + ", " +
+                        HumanAgo(refusal.time_ms, NowMs()) + ": " + refusal.reason);
   }
   size_t of_tensors = 0;
   for (const auto& [key, value] : artifact.attributes) {

@@ -26,7 +26,7 @@ class ScorerTest : public ::testing::Test {
 
   Result<ProbeScores> Score(const std::vector<VariantLease>& models, ScorerOptions options,
                             const ProgressFunction& progress = nullptr) const {
-    return ScoreModels(world_.base, models, tokens_, options, progress);
+    return ScoreModels(world_.base, models, {&tokens_, 1}, options, progress);
   }
   static ScorerOptions Options(int64_t rows = 64, int threads = 1) {
     return {.window = kWindow, .rows = rows, .threads = threads};
@@ -165,6 +165,40 @@ TEST_F(ScorerTest, AWindowOfOneTokenHasNothingToScore) {
   const auto scores = Score({nullptr}, Options());
   ASSERT_TRUE(scores.ok());
   EXPECT_EQ(scores->tokens, kWindow - 1);
+}
+
+// The mean is over all tokens, and no window reaches from one text into the next.
+TEST_F(ScorerTest, SeveralTextsAreScoredEachByItself) {
+  const VariantLease variant = world_.Load(world_.Publish(test::TunedFrom(model_, 6)));
+  const std::vector<VariantLease> models = {nullptr, variant};
+  const std::vector<std::vector<int32_t>> texts = {
+      {tokens_.begin(), tokens_.begin() + 70}, {7}, {}, {tokens_.begin() + 70, tokens_.end()}};
+  double last = 0;
+  const auto together = ScoreModels(world_.base, models, texts, Options(8), [&](double share) {
+    EXPECT_GE(share, last);
+    EXPECT_LE(share, 1);
+    last = share;
+    return OkStatus();
+  });
+  ASSERT_TRUE(together.ok()) << together.status().ToString();
+  double loss = 0;
+  double kl = 0;
+  double top1 = 0;
+  int64_t tokens = 0;
+  for (const size_t i : {size_t{0}, size_t{3}}) {
+    const auto alone = ScoreModels(world_.base, models, {&texts[i], 1}, Options(8), nullptr);
+    ASSERT_TRUE(alone.ok());
+    const auto n = static_cast<double>(alone->tokens);
+    loss += n * alone->models[1].loss;
+    kl += n * alone->models[1].kl;
+    top1 += n * alone->models[1].top1;
+    tokens += alone->tokens;
+  }
+  EXPECT_EQ(together->tokens, tokens);
+  const auto n = static_cast<double>(tokens);
+  EXPECT_NEAR(together->models[1].loss, loss / n, 1e-12);
+  EXPECT_NEAR(together->models[1].kl, kl / n, 1e-12);
+  EXPECT_NEAR(together->models[1].top1, top1 / n, 1e-12);
 }
 
 TEST_F(ScorerTest, StopsWhenProgressSaysSo) {

@@ -123,10 +123,42 @@ TEST(JobsForCheckpointTest, MergesByTheMethodOfTheRun) {
   }
 }
 
+TEST(BestModelTest, MergesCountByTheMetricAsCheckpointsDo) {
+  const RunConfig config{.best_metric = "probe/loss"};
+  const std::vector<StepRecord> steps = {Checkpoint(1, {{"probe/loss", 2}}),
+                                         Merge(2, {{"probe/loss", 1}}), Merge(3, {{"loss", 0}})};
+  EXPECT_EQ(BestModel(config, steps), &steps[1]);
+  EXPECT_EQ(BestStep(config, steps), &steps[0]) << "what is merged again is a checkpoint";
+}
+
+TEST(JobsForCheckpointTest, IsScoredWhereNothingElseDoesIt) {
+  stockpot::Run run{.name = "r"};
+  run.config.merge_every = 10;
+  run.config.publish = PublishPolicy::kOnRequest;
+  const Digest probe = Sha256("probe");
+  auto jobs = JobsForCheckpoint(run, Checkpoint(6), {Checkpoint(5)}, probe);
+  ASSERT_EQ(jobs.size(), 1u);
+  EXPECT_EQ(jobs[0].kind, JobKind::kScore);
+  EXPECT_EQ(jobs[0].key,
+            "score/" + Checkpoint(6).artifact.Hex() + "/" + probe.ShortHex());
+  EXPECT_TRUE(JobsForCheckpoint(run, Checkpoint(6), {Checkpoint(5)}).empty());
+  jobs = JobsForCheckpoint(run, Checkpoint(10), {Checkpoint(5)}, probe);
+  ASSERT_EQ(jobs.size(), 1u);
+  EXPECT_EQ(jobs[0].kind, JobKind::kMerge);
+  run.config.publish = PublishPolicy::kEvery;
+  jobs = JobsForCheckpoint(run, Checkpoint(6), {Checkpoint(5)}, probe);
+  ASSERT_EQ(jobs.size(), 1u);
+  EXPECT_EQ(jobs[0].kind, JobKind::kPublish);
+}
+
 TEST(JobKeyTest, NamesWhatIsMade) {
   const Digest a = Sha256("a");
   const Digest b = Sha256("b");
   EXPECT_EQ(MakePublishJob(a, PublishCodec::kDense, "x").key, "publish/" + a.Hex() + "/dense/x");
+  const Job forced = MakeForcedPublishJob(a, PublishCodec::kDense, "x", "why", "ann");
+  EXPECT_EQ(forced.key, "publish_forced/" + a.Hex() + "/dense/x");
+  EXPECT_EQ(forced.args.at("force"), "why");
+  EXPECT_EQ(forced.kind, JobKind::kPublish);
   const Job merge = MakeMergeJob("r", 20, {a, b}, {});
   EXPECT_THAT(merge.key, StartsWith("merge/r/20/"));
   EXPECT_EQ(merge.key, MakeMergeJob("r", 20, {b, a}, {}).key) << "order makes no difference";
@@ -165,7 +197,8 @@ TEST(RouteNamesTest, Defaults) {
   EXPECT_THAT(names(Checkpoint(7), kBit, "", 7, true), ElementsAre("r@7", "r@latest", "r@best"));
   EXPECT_THAT(names(Checkpoint(7), kBit, "", 8, false), ElementsAre("r@7"));
   EXPECT_THAT(names(Checkpoint(7), kDense, "", -1, true), ElementsAre("r@7.full"));
-  EXPECT_THAT(names(Merge(7), kBit, "", -1, true), ElementsAre("r@7.merge"));
+  EXPECT_THAT(names(Merge(7), kBit, "", -1, false), ElementsAre("r@7.merge"));
+  EXPECT_THAT(names(Merge(7), kBit, "", -1, true), ElementsAre("r@7.merge", "r@best"));
   EXPECT_THAT(names(Merge(7), kDense, "", -1, true), ElementsAre("r@7.merge.full"));
   EXPECT_THAT(names(Checkpoint(7), kBit, "mine", -1, true), ElementsAre("mine"));
 }

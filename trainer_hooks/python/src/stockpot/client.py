@@ -21,9 +21,12 @@ from stockpot.rpc.ttypes import (
     CommitReply,
     DaemonStatus,
     Event,
+    Gate,
     Job,
     LogEntry,
     MergeOptions,
+    ProbeSet,
+    ProbeText,
     ResumePoint,
     Run,
     RunConfig,
@@ -163,6 +166,26 @@ class Lineage:
         """
         return self._call(lambda c: c.resolve(id))
 
+    def set_probe(self, run: str, texts: Mapping[str, str], by: str) -> ProbeSet:
+        """Gives the run held-out texts, by name, in place of its own; none: it has none any more.
+
+        What is published is then measured on them, and "probe/loss" may be the run's best_metric.
+        """
+        return self._call(lambda c: c.set_probe(
+            run, [ProbeText(name=name, text=text) for name, text in texts.items()], by))
+
+    def probe(self, run: str) -> ProbeSet:
+        """The run's held-out texts."""
+        return self._call(lambda c: c.probe(run))
+
+    def set_gate(self, run: str, gate: Gate) -> Gate:
+        """The limits that a variant of the run must keep to before a name leads to it."""
+        return self._call(lambda c: c.set_gate(run, gate))
+
+    def gate(self, run: str) -> Gate:
+        """These limits."""
+        return self._call(lambda c: c.gate(run))
+
     def _call(self, function: Callable[[Any], T]) -> T:
         return self._connection.call("lineage", function)
 
@@ -197,6 +220,15 @@ class Control:
     def publish(self, id: str, *, codec: str = "bitdelta", name: str = "") -> Job:
         """Queues a publish; `name` empty: the default routes."""
         return self._call(lambda c: c.publish(id, codec, name))
+
+    def publish_forced(self, id: str, *, why: str, by: str, codec: str = "bitdelta",
+                       name: str = "") -> Job:
+        """Queues a publish that the run's gate measures and does not stop; `why` is recorded."""
+        return self._call(lambda c: c.publish_forced(id, codec, name, why, by))
+
+    def score(self, id: str) -> Job:
+        """Queues the measuring of the held-out loss on the run's texts."""
+        return self._call(lambda c: c.score(id))
 
     def job(self, key: str) -> Job:
         """The state of one job."""

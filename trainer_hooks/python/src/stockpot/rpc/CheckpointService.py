@@ -1114,11 +1114,11 @@ class create_run_args(object):
             elif fid == 4:
                 if ftype == TType.MAP:
                     self.tags = {}
-                    (_ktype278, _vtype279, _size277) = iprot.readMapBegin()
-                    for _i281 in range(_size277):
-                        _key282 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val283 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.tags[_key282] = _val283
+                    (_ktype292, _vtype293, _size291) = iprot.readMapBegin()
+                    for _i295 in range(_size291):
+                        _key296 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val297 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.tags[_key296] = _val297
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -1147,9 +1147,9 @@ class create_run_args(object):
         if self.tags is not None:
             oprot.writeFieldBegin('tags', TType.MAP, 4)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.tags))
-            for kiter284, viter285 in self.tags.items():
-                oprot.writeString(kiter284.encode('utf-8') if sys.version_info[0] == 2 else kiter284)
-                oprot.writeString(viter285.encode('utf-8') if sys.version_info[0] == 2 else viter285)
+            for kiter298, viter299 in self.tags.items():
+                oprot.writeString(kiter298.encode('utf-8') if sys.version_info[0] == 2 else kiter298)
+                oprot.writeString(viter299.encode('utf-8') if sys.version_info[0] == 2 else viter299)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1418,10 +1418,10 @@ class have_chunks_args(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.digests = []
-                    (_etype289, _size286) = iprot.readListBegin()
-                    for _i290 in range(_size286):
-                        _elem291 = iprot.readBinary()
-                        self.digests.append(_elem291)
+                    (_etype303, _size300) = iprot.readListBegin()
+                    for _i304 in range(_size300):
+                        _elem305 = iprot.readBinary()
+                        self.digests.append(_elem305)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1442,8 +1442,8 @@ class have_chunks_args(object):
         if self.digests is not None:
             oprot.writeFieldBegin('digests', TType.LIST, 2)
             oprot.writeListBegin(TType.STRING, len(self.digests))
-            for iter292 in self.digests:
-                oprot.writeBinary(iter292)
+            for iter306 in self.digests:
+                oprot.writeBinary(iter306)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1495,10 +1495,10 @@ class have_chunks_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype296, _size293) = iprot.readListBegin()
-                    for _i297 in range(_size293):
-                        _elem298 = iprot.readBool()
-                        self.success.append(_elem298)
+                    (_etype310, _size307) = iprot.readListBegin()
+                    for _i311 in range(_size307):
+                        _elem312 = iprot.readBool()
+                        self.success.append(_elem312)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1520,8 +1520,8 @@ class have_chunks_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.BOOL, len(self.success))
-            for iter299 in self.success:
-                oprot.writeBool(iter299)
+            for iter313 in self.success:
+                oprot.writeBool(iter313)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:

@@ -1946,11 +1946,12 @@ class ArtifactInfo(object):
      - pinned
      - group
      - compressed
+     - refusals
 
     """
 
 
-    def __init__(self, digest=None, kind=None, run=None, step=None, tensors=None, logical_bytes=None, stored_bytes=None, parents=None, children=None, aliases=None, routes=None, evals=None, attributes=None, metrics=None, purge_ms=None, pinned=None, group=None, compressed=None,):
+    def __init__(self, digest=None, kind=None, run=None, step=None, tensors=None, logical_bytes=None, stored_bytes=None, parents=None, children=None, aliases=None, routes=None, evals=None, attributes=None, metrics=None, purge_ms=None, pinned=None, group=None, compressed=None, refusals=None,):
         self.digest = digest
         self.kind = kind
         self.run = run
@@ -1969,6 +1970,7 @@ class ArtifactInfo(object):
         self.pinned = pinned
         self.group = group
         self.compressed = compressed
+        self.refusals = refusals
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -2111,6 +2113,17 @@ class ArtifactInfo(object):
                     self.compressed = iprot.readBool()
                 else:
                     iprot.skip(ftype)
+            elif fid == 19:
+                if ftype == TType.LIST:
+                    self.refusals = []
+                    (_etype148, _size145) = iprot.readListBegin()
+                    for _i149 in range(_size145):
+                        _elem150 = Refusal()
+                        _elem150.read(iprot)
+                        self.refusals.append(_elem150)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -2152,52 +2165,52 @@ class ArtifactInfo(object):
         if self.parents is not None:
             oprot.writeFieldBegin('parents', TType.LIST, 8)
             oprot.writeListBegin(TType.STRUCT, len(self.parents))
-            for iter145 in self.parents:
-                iter145.write(oprot)
+            for iter151 in self.parents:
+                iter151.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.children is not None:
             oprot.writeFieldBegin('children', TType.LIST, 9)
             oprot.writeListBegin(TType.STRUCT, len(self.children))
-            for iter146 in self.children:
-                iter146.write(oprot)
+            for iter152 in self.children:
+                iter152.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.aliases is not None:
             oprot.writeFieldBegin('aliases', TType.LIST, 10)
             oprot.writeListBegin(TType.STRUCT, len(self.aliases))
-            for iter147 in self.aliases:
-                iter147.write(oprot)
+            for iter153 in self.aliases:
+                iter153.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.routes is not None:
             oprot.writeFieldBegin('routes', TType.LIST, 11)
             oprot.writeListBegin(TType.STRUCT, len(self.routes))
-            for iter148 in self.routes:
-                iter148.write(oprot)
+            for iter154 in self.routes:
+                iter154.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.evals is not None:
             oprot.writeFieldBegin('evals', TType.LIST, 12)
             oprot.writeListBegin(TType.STRUCT, len(self.evals))
-            for iter149 in self.evals:
-                iter149.write(oprot)
+            for iter155 in self.evals:
+                iter155.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.attributes is not None:
             oprot.writeFieldBegin('attributes', TType.MAP, 13)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.attributes))
-            for kiter150, viter151 in self.attributes.items():
-                oprot.writeString(kiter150.encode('utf-8') if sys.version_info[0] == 2 else kiter150)
-                oprot.writeString(viter151.encode('utf-8') if sys.version_info[0] == 2 else viter151)
+            for kiter156, viter157 in self.attributes.items():
+                oprot.writeString(kiter156.encode('utf-8') if sys.version_info[0] == 2 else kiter156)
+                oprot.writeString(viter157.encode('utf-8') if sys.version_info[0] == 2 else viter157)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.metrics is not None:
             oprot.writeFieldBegin('metrics', TType.MAP, 14)
             oprot.writeMapBegin(TType.STRING, TType.DOUBLE, len(self.metrics))
-            for kiter152, viter153 in self.metrics.items():
-                oprot.writeString(kiter152.encode('utf-8') if sys.version_info[0] == 2 else kiter152)
-                oprot.writeDouble(viter153)
+            for kiter158, viter159 in self.metrics.items():
+                oprot.writeString(kiter158.encode('utf-8') if sys.version_info[0] == 2 else kiter158)
+                oprot.writeDouble(viter159)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.purge_ms is not None:
@@ -2215,6 +2228,114 @@ class ArtifactInfo(object):
         if self.compressed is not None:
             oprot.writeFieldBegin('compressed', TType.BOOL, 18)
             oprot.writeBool(self.compressed)
+            oprot.writeFieldEnd()
+        if self.refusals is not None:
+            oprot.writeFieldBegin('refusals', TType.LIST, 19)
+            oprot.writeListBegin(TType.STRUCT, len(self.refusals))
+            for iter160 in self.refusals:
+                iter160.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class Refusal(object):
+    """
+    Attributes:
+     - job
+     - codec
+     - name
+     - reason
+     - time_ms
+
+    """
+
+
+    def __init__(self, job=None, codec=None, name=None, reason=None, time_ms=None,):
+        self.job = job
+        self.codec = codec
+        self.name = name
+        self.reason = reason
+        self.time_ms = time_ms
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.job = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.codec = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.STRING:
+                    self.name = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.STRING:
+                    self.reason = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.I64:
+                    self.time_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('Refusal')
+        if self.job is not None:
+            oprot.writeFieldBegin('job', TType.STRING, 1)
+            oprot.writeString(self.job.encode('utf-8') if sys.version_info[0] == 2 else self.job)
+            oprot.writeFieldEnd()
+        if self.codec is not None:
+            oprot.writeFieldBegin('codec', TType.STRING, 2)
+            oprot.writeString(self.codec.encode('utf-8') if sys.version_info[0] == 2 else self.codec)
+            oprot.writeFieldEnd()
+        if self.name is not None:
+            oprot.writeFieldBegin('name', TType.STRING, 3)
+            oprot.writeString(self.name.encode('utf-8') if sys.version_info[0] == 2 else self.name)
+            oprot.writeFieldEnd()
+        if self.reason is not None:
+            oprot.writeFieldBegin('reason', TType.STRING, 4)
+            oprot.writeString(self.reason.encode('utf-8') if sys.version_info[0] == 2 else self.reason)
+            oprot.writeFieldEnd()
+        if self.time_ms is not None:
+            oprot.writeFieldBegin('time_ms', TType.I64, 5)
+            oprot.writeI64(self.time_ms)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2275,22 +2396,22 @@ class LogEntry(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.variants = []
-                    (_etype157, _size154) = iprot.readListBegin()
-                    for _i158 in range(_size154):
-                        _elem159 = ArtifactInfo()
-                        _elem159.read(iprot)
-                        self.variants.append(_elem159)
+                    (_etype164, _size161) = iprot.readListBegin()
+                    for _i165 in range(_size161):
+                        _elem166 = ArtifactInfo()
+                        _elem166.read(iprot)
+                        self.variants.append(_elem166)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 4:
                 if ftype == TType.LIST:
                     self.states = []
-                    (_etype163, _size160) = iprot.readListBegin()
-                    for _i164 in range(_size160):
-                        _elem165 = ArtifactInfo()
-                        _elem165.read(iprot)
-                        self.states.append(_elem165)
+                    (_etype170, _size167) = iprot.readListBegin()
+                    for _i171 in range(_size167):
+                        _elem172 = ArtifactInfo()
+                        _elem172.read(iprot)
+                        self.states.append(_elem172)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2315,15 +2436,15 @@ class LogEntry(object):
         if self.variants is not None:
             oprot.writeFieldBegin('variants', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.variants))
-            for iter166 in self.variants:
-                iter166.write(oprot)
+            for iter173 in self.variants:
+                iter173.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.states is not None:
             oprot.writeFieldBegin('states', TType.LIST, 4)
             oprot.writeListBegin(TType.STRUCT, len(self.states))
-            for iter167 in self.states:
-                iter167.write(oprot)
+            for iter174 in self.states:
+                iter174.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -2415,6 +2536,296 @@ class AliasMove(object):
         if self.expected is not None:
             oprot.writeFieldBegin('expected', TType.STRING, 4)
             oprot.writeString(self.expected.encode('utf-8') if sys.version_info[0] == 2 else self.expected)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class Gate(object):
+    """
+    Attributes:
+     - max_kl
+     - min_top1
+     - max_loss_rise
+     - max_update
+     - min_update
+     - max_error
+
+    """
+
+
+    def __init__(self, max_kl=0.1000000000000000, min_top1=0.9000000000000000, max_loss_rise=0.0500000000000000, max_update=float(1), min_update=float(0), max_error=0.9500000000000000,):
+        self.max_kl = max_kl
+        self.min_top1 = min_top1
+        self.max_loss_rise = max_loss_rise
+        self.max_update = max_update
+        self.min_update = min_update
+        self.max_error = max_error
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.DOUBLE:
+                    self.max_kl = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.DOUBLE:
+                    self.min_top1 = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.DOUBLE:
+                    self.max_loss_rise = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.DOUBLE:
+                    self.max_update = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.DOUBLE:
+                    self.min_update = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.DOUBLE:
+                    self.max_error = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('Gate')
+        if self.max_kl is not None:
+            oprot.writeFieldBegin('max_kl', TType.DOUBLE, 1)
+            oprot.writeDouble(self.max_kl)
+            oprot.writeFieldEnd()
+        if self.min_top1 is not None:
+            oprot.writeFieldBegin('min_top1', TType.DOUBLE, 2)
+            oprot.writeDouble(self.min_top1)
+            oprot.writeFieldEnd()
+        if self.max_loss_rise is not None:
+            oprot.writeFieldBegin('max_loss_rise', TType.DOUBLE, 3)
+            oprot.writeDouble(self.max_loss_rise)
+            oprot.writeFieldEnd()
+        if self.max_update is not None:
+            oprot.writeFieldBegin('max_update', TType.DOUBLE, 4)
+            oprot.writeDouble(self.max_update)
+            oprot.writeFieldEnd()
+        if self.min_update is not None:
+            oprot.writeFieldBegin('min_update', TType.DOUBLE, 5)
+            oprot.writeDouble(self.min_update)
+            oprot.writeFieldEnd()
+        if self.max_error is not None:
+            oprot.writeFieldBegin('max_error', TType.DOUBLE, 6)
+            oprot.writeDouble(self.max_error)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class ProbeText(object):
+    """
+    Attributes:
+     - name
+     - text
+
+    """
+
+
+    def __init__(self, name=None, text=None,):
+        self.name = name
+        self.text = text
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.name = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.text = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('ProbeText')
+        if self.name is not None:
+            oprot.writeFieldBegin('name', TType.STRING, 1)
+            oprot.writeString(self.name.encode('utf-8') if sys.version_info[0] == 2 else self.name)
+            oprot.writeFieldEnd()
+        if self.text is not None:
+            oprot.writeFieldBegin('text', TType.STRING, 2)
+            oprot.writeString(self.text.encode('utf-8') if sys.version_info[0] == 2 else self.text)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class ProbeSet(object):
+    """
+    Attributes:
+     - run
+     - texts
+     - digest
+     - time_ms
+     - by
+
+    """
+
+
+    def __init__(self, run=None, texts=None, digest=None, time_ms=None, by=None,):
+        self.run = run
+        self.texts = texts
+        self.digest = digest
+        self.time_ms = time_ms
+        self.by = by
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.run = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.LIST:
+                    self.texts = []
+                    (_etype178, _size175) = iprot.readListBegin()
+                    for _i179 in range(_size175):
+                        _elem180 = ProbeText()
+                        _elem180.read(iprot)
+                        self.texts.append(_elem180)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.STRING:
+                    self.digest = iprot.readBinary()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I64:
+                    self.time_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.STRING:
+                    self.by = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('ProbeSet')
+        if self.run is not None:
+            oprot.writeFieldBegin('run', TType.STRING, 1)
+            oprot.writeString(self.run.encode('utf-8') if sys.version_info[0] == 2 else self.run)
+            oprot.writeFieldEnd()
+        if self.texts is not None:
+            oprot.writeFieldBegin('texts', TType.LIST, 2)
+            oprot.writeListBegin(TType.STRUCT, len(self.texts))
+            for iter181 in self.texts:
+                iter181.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.digest is not None:
+            oprot.writeFieldBegin('digest', TType.STRING, 3)
+            oprot.writeBinary(self.digest)
+            oprot.writeFieldEnd()
+        if self.time_ms is not None:
+            oprot.writeFieldBegin('time_ms', TType.I64, 4)
+            oprot.writeI64(self.time_ms)
+            oprot.writeFieldEnd()
+        if self.by is not None:
+            oprot.writeFieldBegin('by', TType.STRING, 5)
+            oprot.writeString(self.by.encode('utf-8') if sys.version_info[0] == 2 else self.by)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -2628,11 +3039,11 @@ class RetentionPolicy(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.best = []
-                    (_etype171, _size168) = iprot.readListBegin()
-                    for _i172 in range(_size168):
-                        _elem173 = BestRule()
-                        _elem173.read(iprot)
-                        self.best.append(_elem173)
+                    (_etype185, _size182) = iprot.readListBegin()
+                    for _i186 in range(_size182):
+                        _elem187 = BestRule()
+                        _elem187.read(iprot)
+                        self.best.append(_elem187)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2649,11 +3060,11 @@ class RetentionPolicy(object):
             elif fid == 5:
                 if ftype == TType.LIST:
                     self.groups = []
-                    (_etype177, _size174) = iprot.readListBegin()
-                    for _i178 in range(_size174):
-                        _elem179 = GroupRule()
-                        _elem179.read(iprot)
-                        self.groups.append(_elem179)
+                    (_etype191, _size188) = iprot.readListBegin()
+                    for _i192 in range(_size188):
+                        _elem193 = GroupRule()
+                        _elem193.read(iprot)
+                        self.groups.append(_elem193)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2674,8 +3085,8 @@ class RetentionPolicy(object):
         if self.best is not None:
             oprot.writeFieldBegin('best', TType.LIST, 2)
             oprot.writeListBegin(TType.STRUCT, len(self.best))
-            for iter180 in self.best:
-                iter180.write(oprot)
+            for iter194 in self.best:
+                iter194.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.every is not None:
@@ -2689,8 +3100,8 @@ class RetentionPolicy(object):
         if self.groups is not None:
             oprot.writeFieldBegin('groups', TType.LIST, 5)
             oprot.writeListBegin(TType.STRUCT, len(self.groups))
-            for iter181 in self.groups:
-                iter181.write(oprot)
+            for iter195 in self.groups:
+                iter195.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -2761,10 +3172,10 @@ class Fate(object):
             elif fid == 4:
                 if ftype == TType.LIST:
                     self.reasons = []
-                    (_etype185, _size182) = iprot.readListBegin()
-                    for _i186 in range(_size182):
-                        _elem187 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.reasons.append(_elem187)
+                    (_etype199, _size196) = iprot.readListBegin()
+                    for _i200 in range(_size196):
+                        _elem201 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.reasons.append(_elem201)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2808,8 +3219,8 @@ class Fate(object):
         if self.reasons is not None:
             oprot.writeFieldBegin('reasons', TType.LIST, 4)
             oprot.writeListBegin(TType.STRING, len(self.reasons))
-            for iter188 in self.reasons:
-                oprot.writeString(iter188.encode('utf-8') if sys.version_info[0] == 2 else iter188)
+            for iter202 in self.reasons:
+                oprot.writeString(iter202.encode('utf-8') if sys.version_info[0] == 2 else iter202)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.purge_ms is not None:
@@ -2873,11 +3284,11 @@ class RetentionReport(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.fates = []
-                    (_etype192, _size189) = iprot.readListBegin()
-                    for _i193 in range(_size189):
-                        _elem194 = Fate()
-                        _elem194.read(iprot)
-                        self.fates.append(_elem194)
+                    (_etype206, _size203) = iprot.readListBegin()
+                    for _i207 in range(_size203):
+                        _elem208 = Fate()
+                        _elem208.read(iprot)
+                        self.fates.append(_elem208)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2898,8 +3309,8 @@ class RetentionReport(object):
         if self.fates is not None:
             oprot.writeFieldBegin('fates', TType.LIST, 2)
             oprot.writeListBegin(TType.STRUCT, len(self.fates))
-            for iter195 in self.fates:
-                iter195.write(oprot)
+            for iter209 in self.fates:
+                iter209.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -3073,31 +3484,31 @@ class GcReply(object):
             if fid == 1:
                 if ftype == TType.LIST:
                     self.deleted = []
-                    (_etype199, _size196) = iprot.readListBegin()
-                    for _i200 in range(_size196):
-                        _elem201 = iprot.readBinary()
-                        self.deleted.append(_elem201)
+                    (_etype213, _size210) = iprot.readListBegin()
+                    for _i214 in range(_size210):
+                        _elem215 = iprot.readBinary()
+                        self.deleted.append(_elem215)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.undeleted = []
-                    (_etype205, _size202) = iprot.readListBegin()
-                    for _i206 in range(_size202):
-                        _elem207 = iprot.readBinary()
-                        self.undeleted.append(_elem207)
+                    (_etype219, _size216) = iprot.readListBegin()
+                    for _i220 in range(_size216):
+                        _elem221 = iprot.readBinary()
+                        self.undeleted.append(_elem221)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.purged = []
-                    (_etype211, _size208) = iprot.readListBegin()
-                    for _i212 in range(_size208):
-                        _elem213 = GoneArtifact()
-                        _elem213.read(iprot)
-                        self.purged.append(_elem213)
+                    (_etype225, _size222) = iprot.readListBegin()
+                    for _i226 in range(_size222):
+                        _elem227 = GoneArtifact()
+                        _elem227.read(iprot)
+                        self.purged.append(_elem227)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3149,22 +3560,22 @@ class GcReply(object):
         if self.deleted is not None:
             oprot.writeFieldBegin('deleted', TType.LIST, 1)
             oprot.writeListBegin(TType.STRING, len(self.deleted))
-            for iter214 in self.deleted:
-                oprot.writeBinary(iter214)
+            for iter228 in self.deleted:
+                oprot.writeBinary(iter228)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.undeleted is not None:
             oprot.writeFieldBegin('undeleted', TType.LIST, 2)
             oprot.writeListBegin(TType.STRING, len(self.undeleted))
-            for iter215 in self.undeleted:
-                oprot.writeBinary(iter215)
+            for iter229 in self.undeleted:
+                oprot.writeBinary(iter229)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.purged is not None:
             oprot.writeFieldBegin('purged', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.purged))
-            for iter216 in self.purged:
-                iter216.write(oprot)
+            for iter230 in self.purged:
+                iter230.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.chunks is not None:
@@ -3289,11 +3700,11 @@ class Job(object):
             elif fid == 8:
                 if ftype == TType.MAP:
                     self.arguments = {}
-                    (_ktype218, _vtype219, _size217) = iprot.readMapBegin()
-                    for _i221 in range(_size217):
-                        _key222 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val223 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.arguments[_key222] = _val223
+                    (_ktype232, _vtype233, _size231) = iprot.readMapBegin()
+                    for _i235 in range(_size231):
+                        _key236 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val237 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.arguments[_key236] = _val237
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -3348,9 +3759,9 @@ class Job(object):
         if self.arguments is not None:
             oprot.writeFieldBegin('arguments', TType.MAP, 8)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.arguments))
-            for kiter224, viter225 in self.arguments.items():
-                oprot.writeString(kiter224.encode('utf-8') if sys.version_info[0] == 2 else kiter224)
-                oprot.writeString(viter225.encode('utf-8') if sys.version_info[0] == 2 else viter225)
+            for kiter238, viter239 in self.arguments.items():
+                oprot.writeString(kiter238.encode('utf-8') if sys.version_info[0] == 2 else kiter238)
+                oprot.writeString(viter239.encode('utf-8') if sys.version_info[0] == 2 else viter239)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.created_ms is not None:
@@ -3430,11 +3841,11 @@ class Event(object):
             elif fid == 5:
                 if ftype == TType.MAP:
                     self.fields = {}
-                    (_ktype227, _vtype228, _size226) = iprot.readMapBegin()
-                    for _i230 in range(_size226):
-                        _key231 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val232 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.fields[_key231] = _val232
+                    (_ktype241, _vtype242, _size240) = iprot.readMapBegin()
+                    for _i244 in range(_size240):
+                        _key245 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val246 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.fields[_key245] = _val246
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -3467,9 +3878,9 @@ class Event(object):
         if self.fields is not None:
             oprot.writeFieldBegin('fields', TType.MAP, 5)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.fields))
-            for kiter233, viter234 in self.fields.items():
-                oprot.writeString(kiter233.encode('utf-8') if sys.version_info[0] == 2 else kiter233)
-                oprot.writeString(viter234.encode('utf-8') if sys.version_info[0] == 2 else viter234)
+            for kiter247, viter248 in self.fields.items():
+                oprot.writeString(kiter247.encode('utf-8') if sys.version_info[0] == 2 else kiter247)
+                oprot.writeString(viter248.encode('utf-8') if sys.version_info[0] == 2 else viter248)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -3687,22 +4098,22 @@ class DaemonStatus(object):
             elif fid == 11:
                 if ftype == TType.LIST:
                     self.jobs = []
-                    (_etype238, _size235) = iprot.readListBegin()
-                    for _i239 in range(_size235):
-                        _elem240 = Job()
-                        _elem240.read(iprot)
-                        self.jobs.append(_elem240)
+                    (_etype252, _size249) = iprot.readListBegin()
+                    for _i253 in range(_size249):
+                        _elem254 = Job()
+                        _elem254.read(iprot)
+                        self.jobs.append(_elem254)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
             elif fid == 12:
                 if ftype == TType.LIST:
                     self.served = []
-                    (_etype244, _size241) = iprot.readListBegin()
-                    for _i245 in range(_size241):
-                        _elem246 = ServedModel()
-                        _elem246.read(iprot)
-                        self.served.append(_elem246)
+                    (_etype258, _size255) = iprot.readListBegin()
+                    for _i259 in range(_size255):
+                        _elem260 = ServedModel()
+                        _elem260.read(iprot)
+                        self.served.append(_elem260)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3724,11 +4135,11 @@ class DaemonStatus(object):
             elif fid == 16:
                 if ftype == TType.LIST:
                     self.gatherings = []
-                    (_etype250, _size247) = iprot.readListBegin()
-                    for _i251 in range(_size247):
-                        _elem252 = Gathering()
-                        _elem252.read(iprot)
-                        self.gatherings.append(_elem252)
+                    (_etype264, _size261) = iprot.readListBegin()
+                    for _i265 in range(_size261):
+                        _elem266 = Gathering()
+                        _elem266.read(iprot)
+                        self.gatherings.append(_elem266)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3795,15 +4206,15 @@ class DaemonStatus(object):
         if self.jobs is not None:
             oprot.writeFieldBegin('jobs', TType.LIST, 11)
             oprot.writeListBegin(TType.STRUCT, len(self.jobs))
-            for iter253 in self.jobs:
-                iter253.write(oprot)
+            for iter267 in self.jobs:
+                iter267.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.served is not None:
             oprot.writeFieldBegin('served', TType.LIST, 12)
             oprot.writeListBegin(TType.STRUCT, len(self.served))
-            for iter254 in self.served:
-                iter254.write(oprot)
+            for iter268 in self.served:
+                iter268.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.devices is not None:
@@ -3821,8 +4232,8 @@ class DaemonStatus(object):
         if self.gatherings is not None:
             oprot.writeFieldBegin('gatherings', TType.LIST, 16)
             oprot.writeListBegin(TType.STRUCT, len(self.gatherings))
-            for iter255 in self.gatherings:
-                iter255.write(oprot)
+            for iter269 in self.gatherings:
+                iter269.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.stored_chunk_bytes is not None:
@@ -3890,10 +4301,10 @@ class Damage(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.needed_by = []
-                    (_etype259, _size256) = iprot.readListBegin()
-                    for _i260 in range(_size256):
-                        _elem261 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.needed_by.append(_elem261)
+                    (_etype273, _size270) = iprot.readListBegin()
+                    for _i274 in range(_size270):
+                        _elem275 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.needed_by.append(_elem275)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3923,8 +4334,8 @@ class Damage(object):
         if self.needed_by is not None:
             oprot.writeFieldBegin('needed_by', TType.LIST, 3)
             oprot.writeListBegin(TType.STRING, len(self.needed_by))
-            for iter262 in self.needed_by:
-                oprot.writeString(iter262.encode('utf-8') if sys.version_info[0] == 2 else iter262)
+            for iter276 in self.needed_by:
+                oprot.writeString(iter276.encode('utf-8') if sys.version_info[0] == 2 else iter276)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.repaired is not None:
@@ -3986,11 +4397,11 @@ class ScrubReply(object):
             elif fid == 3:
                 if ftype == TType.LIST:
                     self.damaged = []
-                    (_etype266, _size263) = iprot.readListBegin()
-                    for _i267 in range(_size263):
-                        _elem268 = Damage()
-                        _elem268.read(iprot)
-                        self.damaged.append(_elem268)
+                    (_etype280, _size277) = iprot.readListBegin()
+                    for _i281 in range(_size277):
+                        _elem282 = Damage()
+                        _elem282.read(iprot)
+                        self.damaged.append(_elem282)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -4015,8 +4426,8 @@ class ScrubReply(object):
         if self.damaged is not None:
             oprot.writeFieldBegin('damaged', TType.LIST, 3)
             oprot.writeListBegin(TType.STRUCT, len(self.damaged))
-            for iter269 in self.damaged:
-                iter269.write(oprot)
+            for iter283 in self.damaged:
+                iter283.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -4172,10 +4583,10 @@ class MergeOptions(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.weights = []
-                    (_etype273, _size270) = iprot.readListBegin()
-                    for _i274 in range(_size270):
-                        _elem275 = iprot.readDouble()
-                        self.weights.append(_elem275)
+                    (_etype287, _size284) = iprot.readListBegin()
+                    for _i288 in range(_size284):
+                        _elem289 = iprot.readDouble()
+                        self.weights.append(_elem289)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -4206,8 +4617,8 @@ class MergeOptions(object):
         if self.weights is not None:
             oprot.writeFieldBegin('weights', TType.LIST, 2)
             oprot.writeListBegin(TType.DOUBLE, len(self.weights))
-            for iter276 in self.weights:
-                oprot.writeDouble(iter276)
+            for iter290 in self.weights:
+                oprot.writeDouble(iter290)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.spectral is not None:
@@ -4406,6 +4817,16 @@ ArtifactInfo.thrift_spec = (
     (16, TType.BOOL, 'pinned', None, None, ),  # 16
     (17, TType.STRING, 'group', 'UTF8', None, ),  # 17
     (18, TType.BOOL, 'compressed', None, None, ),  # 18
+    (19, TType.LIST, 'refusals', (TType.STRUCT, [Refusal, None], False), None, ),  # 19
+)
+all_structs.append(Refusal)
+Refusal.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'job', 'UTF8', None, ),  # 1
+    (2, TType.STRING, 'codec', 'UTF8', None, ),  # 2
+    (3, TType.STRING, 'name', 'UTF8', None, ),  # 3
+    (4, TType.STRING, 'reason', 'UTF8', None, ),  # 4
+    (5, TType.I64, 'time_ms', None, None, ),  # 5
 )
 all_structs.append(LogEntry)
 LogEntry.thrift_spec = (
@@ -4422,6 +4843,31 @@ AliasMove.thrift_spec = (
     (2, TType.STRING, 'id', 'UTF8', None, ),  # 2
     (3, TType.STRING, 'by', 'UTF8', None, ),  # 3
     (4, TType.STRING, 'expected', 'UTF8', None, ),  # 4
+)
+all_structs.append(Gate)
+Gate.thrift_spec = (
+    None,  # 0
+    (1, TType.DOUBLE, 'max_kl', None, 0.1000000000000000, ),  # 1
+    (2, TType.DOUBLE, 'min_top1', None, 0.9000000000000000, ),  # 2
+    (3, TType.DOUBLE, 'max_loss_rise', None, 0.0500000000000000, ),  # 3
+    (4, TType.DOUBLE, 'max_update', None, float(1), ),  # 4
+    (5, TType.DOUBLE, 'min_update', None, float(0), ),  # 5
+    (6, TType.DOUBLE, 'max_error', None, 0.9500000000000000, ),  # 6
+)
+all_structs.append(ProbeText)
+ProbeText.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'name', 'UTF8', None, ),  # 1
+    (2, TType.STRING, 'text', 'UTF8', None, ),  # 2
+)
+all_structs.append(ProbeSet)
+ProbeSet.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'run', 'UTF8', None, ),  # 1
+    (2, TType.LIST, 'texts', (TType.STRUCT, [ProbeText, None], False), None, ),  # 2
+    (3, TType.STRING, 'digest', 'BINARY', None, ),  # 3
+    (4, TType.I64, 'time_ms', None, None, ),  # 4
+    (5, TType.STRING, 'by', 'UTF8', None, ),  # 5
 )
 all_structs.append(BestRule)
 BestRule.thrift_spec = (
