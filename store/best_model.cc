@@ -91,11 +91,11 @@ Status FollowBest(const CheckpointStore& store, const Run& run, const std::strin
   if (now && now->artifact == best->artifact) return OkStatus();
   const Digest from = now ? now->artifact : Digest{};
   commit.aliases.push_back({name, best->artifact, from, by});
-  commit.events.push_back({.type = "alias",
-                           .subject = name,
-                           .fields = {{"to", best->artifact.Hex()},
-                                      {"from", now ? from.Hex() : std::string()},
-                                      {"by", by}}});
+  commit.events.push_back(
+      {.type = "alias",
+       .subject = name,
+       .fields = {
+           {"to", best->artifact.Hex()}, {"from", now ? from.Hex() : std::string()}, {"by", by}}});
   if (std::optional<Job> job = PublishOfBest(store, run.config, *best)) {
     const bool there = std::any_of(commit.jobs.begin(), commit.jobs.end(),
                                    [&](const Job& other) { return other.key == job->key; });
@@ -106,8 +106,7 @@ Status FollowBest(const CheckpointStore& store, const Run& run, const std::strin
 
 std::optional<double> HeldOutLoss(const CheckpointStore& store, const Digest& artifact,
                                   const Digest& probe) {
-  return Newest(store.ListEvals(artifact),
-                {std::string(kProbeTask), "loss", ProbeAuthor(probe)});
+  return Newest(store.ListEvals(artifact), {std::string(kProbeTask), "loss", ProbeAuthor(probe)});
 }
 
 }  // namespace stockpot

@@ -14,8 +14,8 @@
 
 namespace stockpot {
 
-// Gives the steps that lack the run's metric the value of their evaluations; `pending` ones count as
-// if they were committed, and as the newest.
+// Gives the steps that lack the run's metric the value of their evaluations; `pending` ones count
+// as if they were committed, and as the newest.
 Status AddEvaluatedMetric(const CheckpointStore& store, const Run& run,
                           std::span<const Eval> pending, std::vector<StepRecord>& steps);
 

@@ -11,8 +11,7 @@ constexpr int kCommitAttempts = 5;  // when somebody moves RUN@best meanwhile
 
 }  // namespace
 
-Result<GateMeasures> JobWork::MeasureVariant(const PublishRequest& request,
-                                             const Manifest& variant,
+Result<GateMeasures> JobWork::MeasureVariant(const PublishRequest& request, const Manifest& variant,
                                              const ProgressFunction& progress) const {
   STOCKPOT_ASSIGN_OR_RETURN(GateMeasures measures, MeasuresOf(variant));
   if (request.source.run.empty()) return measures;
@@ -76,8 +75,8 @@ void JobWork::AddGate(const GateOutcome& gate, const Digest& made, Commit& commi
   if (!gate.probe) return;
   const auto add = [&](std::string_view task, const char* metric, double value) {
     if (!std::isfinite(value)) return;
-    commit.evals.push_back({made, std::string(task), metric, value, clock_(),
-                            ProbeAuthor(gate.probe->texts)});
+    commit.evals.push_back(
+        {made, std::string(task), metric, value, clock_(), ProbeAuthor(gate.probe->texts)});
   };
   add(kProbeTask, "loss", gate.probe->loss);
   add("gate", "kl", gate.probe->kl);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <set>
 #include <utility>
 
+#include "store/best_model.h"
 #include "store/bitdelta_codec.h"
 #include "store/job_arguments.h"
 
@@ -66,9 +68,19 @@ Status JobWork::Do(const Job& job, const ProgressFunction& progress) {
   if (job.kind == JobKind::kExpire) return Expire(job);
   if (job.kind == JobKind::kCompress) return Compress(job, progress);
   if (job.kind == JobKind::kScore) return Score(job, progress);
-  // The outcome's chunks are committed long after they are put.
-  const ChunkGuard guard = store_.GuardChunks();
-  return job.kind == JobKind::kMerge ? Merge(job, progress) : Publish(job, progress);
+  Status status;
+  {
+    // The outcome's chunks are committed long after they are put.
+    const ChunkGuard guard = store_.GuardChunks();
+    status = job.kind == JobKind::kMerge ? Merge(job, progress) : Publish(job, progress);
+  }
+  if (std::exchange(leftovers_, false)) {
+    // What cannot be collected now goes with the next collection.
+    GarbageOptions garbage = garbage_;
+    garbage.purge = false;
+    static_cast<void>(store_.CollectGarbage(garbage));
+  }
+  return status;
 }
 
 bool JobWork::StillStands(const Job& job) const {
@@ -294,15 +306,29 @@ Result<Commit> JobWork::PublishCommit(const Job& job, const PublishRequest& requ
 Status JobWork::Merge(const Job& job, const ProgressFunction& progress) {
   STOCKPOT_ASSIGN_OR_RETURN(MergeArguments args, ParseMergeArguments(job));
   STOCKPOT_RETURN_IF_ERROR(DefaultRunAndStep(store_, args));
-  STOCKPOT_ASSIGN_OR_RETURN(const Run run, store_.GetRun(args.run));
+  STOCKPOT_RETURN_IF_ERROR(store_.GetRun(args.run).status());
+  const auto half = [&](double from) {
+    return [&progress, from](double share) { return progress(from + share / 2); };
+  };
   STOCKPOT_ASSIGN_OR_RETURN(const Manifest merged, merge_(store_, args.parents, args.run, args.step,
-                                                          args.options, progress));
+                                                          args.options, half(0)));
+  STOCKPOT_ASSIGN_OR_RETURN(const MergeScores scores, ScoreMerge(args, merged, half(0.5)));
+  Status status;
+  for (int attempt = 0; attempt < kRouteAttempts; ++attempt) {
+    STOCKPOT_ASSIGN_OR_RETURN(Commit commit, MergeCommit(job, args, merged, scores));
+    status = store_.Apply(std::move(commit)).status();
+    if (!LostRace(status)) return status;
+  }
+  return Unavailable(args.run + "@best keeps moving: " + status.message());
+}
+
+Result<Commit> JobWork::MergeCommit(const Job& job, const MergeArguments& args,
+                                    const Manifest& merged, const MergeScores& scores) const {
+  STOCKPOT_ASSIGN_OR_RETURN(const Run run, store_.GetRun(args.run));
   const Digest made = merged.digest();
   Commit commit;
   commit.artifacts.push_back(merged);
-  std::sort(args.parents.begin(), args.parents.end());
-  args.parents.erase(std::unique(args.parents.begin(), args.parents.end()), args.parents.end());
-  for (const Digest& parent : args.parents) {
+  for (const Digest& parent : std::set<Digest>(args.parents.begin(), args.parents.end())) {
     commit.edges.push_back({EdgeType::kMergedFrom, made, parent});
   }
   STOCKPOT_ASSIGN_OR_RETURN(
@@ -321,16 +347,24 @@ Status JobWork::Merge(const Job& job, const ProgressFunction& progress) {
     }
   }
   commit.jobs.push_back(Finished(job, made));
-  commit.events.push_back({.type = "merge",
-                           .subject = made.Hex(),
-                           .fields = {{"artifact", made.Hex()},
-                                      {"run", args.run},
-                                      {"step", std::to_string(args.step)},
-                                      {"parents", job.args.at("parents")},
-                                      {"method", AttributeOr(merged, "method")},
-                                      {"kept_energy_min", AttributeOr(merged, "kept_energy_min")},
-                                      {"job", job.key}}});
-  return store_.Apply(std::move(commit)).status();
+  commit.evals = scores.evals;
+  Event event{.type = "merge",
+              .subject = made.Hex(),
+              .fields = {{"artifact", made.Hex()},
+                         {"run", args.run},
+                         {"step", std::to_string(args.step)},
+                         {"parents", job.args.at("parents")},
+                         {"method", AttributeOr(merged, "method")},
+                         {"kept_energy_min", AttributeOr(merged, "kept_energy_min")},
+                         {"job", job.key}}};
+  event.fields.insert(scores.fields.begin(), scores.fields.end());
+  commit.events.push_back(event);
+  if (scores.worse) {
+    event.type = "merge_worse";
+    commit.events.push_back(std::move(event));
+  }
+  STOCKPOT_RETURN_IF_ERROR(FollowBest(store_, run, "merge", commit));
+  return commit;
 }
 
 Status JobWork::Fail(Job job, const Status& why,

@@ -4,6 +4,7 @@
 
 #include "kernels/base/threads.h"
 #include "store/checkpoint_store.h"
+#include "store/job_arguments.h"
 #include "store/pipeline.h"
 #include "store/variant_gate.h"
 
@@ -43,6 +44,12 @@ class JobWork {
     std::string force;  // not empty: why the gate's refusal does not count
     std::string by;     // who said so
   };
+  // How a merge does on the probe texts beside its parents and their mean.
+  struct MergeScores {
+    std::vector<Eval> evals;
+    std::map<std::string, std::string> fields;  // of the event
+    bool worse = false;                         // than one of the parents
+  };
   // What the gate found. Without a refusal, or with `request.force`, the variant may be served.
   struct GateOutcome {
     std::map<std::string, std::string> fields;  // of the event
@@ -66,6 +73,14 @@ class JobWork {
   Result<std::vector<std::string>> RouteNames(const Manifest& source, const Digest& source_digest,
                                               PublishCodec codec, const std::string& name) const;
   Status Merge(const Job& job, const ProgressFunction& progress);
+  Result<Commit> MergeCommit(const Job& job, const MergeArguments& args, const Manifest& merged,
+                             const MergeScores& scores) const;
+  // Nothing where the run has no probe texts; why, where the scores cannot be computed. An error:
+  // not now.
+  Result<MergeScores> ScoreMerge(const MergeArguments& args, const Manifest& merged,
+                                 const ProgressFunction& progress);
+  Status MeasureMerge(const MergeArguments& args, const Manifest& merged, const ProbeSet& probe,
+                      const ProgressFunction& progress, MergeScores& scores);
   bool ScoreStands(const Job& job) const;
   Status Score(const Job& job, const ProgressFunction& progress);
   // On the probe texts, of an artifact with a base. InvalidArgument: it cannot be computed here.
@@ -87,6 +102,7 @@ class JobWork {
   const ScoreFunction& score_;
   const Clock& clock_;
   const GarbageOptions garbage_;
+  bool leftovers_ = false;  // chunks of a mean that was only scored
   const int64_t history_bytes_per_second_;
   ThreadPool threads_;
 };

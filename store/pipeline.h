@@ -1,13 +1,14 @@
-// The durable jobs: merge, publish, score, expire and compress. One runner thread takes queued jobs in order, does
-// the work, and commits the outcome together with the job's new state, so that a restart resumes
-// exactly what was not finished and does nothing twice.
+// The durable jobs: merge, publish, score, expire and compress. One runner thread takes queued jobs
+// in order, does the work, and commits the outcome together with the job's new state, so that a
+// restart resumes exactly what was not finished and does nothing twice.
 //
 // One commit each:
 //   publish  variant, edge compressed_from, routes (policy.h RouteNamesFor), job done, events
 //   score    held-out loss of an artifact on its run's probe texts (an evaluation of the task
 //            "probe"), RUN@best and what follows from it (store/best_model.h), job done, event
 //   merge    merged artifact, edges merged_from, step record, follow-up publish jobs (policy.h
-//            JobsForMerge), job done, event
+//            JobsForMerge), job done, event; where the run has probe texts, its held-out loss beside
+//            that of its parents and of their mean (evaluations), and RUN@best if it is the best
 // An expire job applies the retention of its run (store/retention.h) and collects garbage, as
 // CheckpointStore::ApplyRetention and CollectGarbage do it; it leaves the collection to the next
 // one while a scrub or backup runs. It is queued in the commit of a checkpoint, never before it;
@@ -22,22 +23,25 @@
 // Events (fields are text; digests hex):
 //   "job"      a job was submitted.        subject: key. fields: kind
 //   "variant"  subject: the variant. fields: variant, source, base, codec, run, step, bytes,
-//   bytes_full,
-//              routes (the names that moved to it, one a line), job. Enough to load it and to serve
-//              it.
-//   "route"    one for each moved name.    subject: name. fields: variant, was ("": none),
-//   source "merge"    subject: the merge. fields: artifact, run, step, parents (by comma), method,
-//   kept_energy_min, job "publish_refused", "merge_refused"     the gate or the request itself; old
-//   routes stay.
+//              bytes_full, routes (the names that moved to it, one a line), job: enough to load and
+//              to serve it; and what the gate measured (store/variant_gate.h GateFields), gate
+//              (passed, forced), of a forced one overruled (what was refused), force (why), by
+//   "route"    one for each moved name.    subject: name. fields: variant, was ("": none), source
+//   "merge"    subject: the merge. fields: artifact, run, step, parents (by comma), method,
+//              kept_energy_min, job; where it was scored probe, loss, parent_losses (by comma),
+//              best_parent_loss, mean_loss, or unscored (why not)
+//   "merge_worse"  likewise, beside it: its held-out loss is over a parent's
+//   "publish_refused", "merge_refused"     the gate or the request itself; old routes stay.
 //              subject: the artifact (merge: run@step). fields: reason, code, job, and the job's
-//              arguments
+//              arguments; of the gate also run, step, metric, measured, limit (of the first that is
+//              not within it) and all that was measured
 //   "score"    an artifact was scored.     subject: it. fields: artifact, run, step, probe, tokens,
 //              loss (nats a token), job
-//   "compress" history was compressed.     subject: run. fields: run, artifacts, chunks, chunk_bytes,
-//   stored_bytes, whole_chunks
+//   "compress" history was compressed.     subject: run. fields: run, artifacts, chunks,
+//              chunk_bytes, stored_bytes, whole_chunks
 //   "delete", "undelete", "purge", "gc"    see store/README.md
-//   "publish_failed", "merge_failed", "expire_failed", "compress_failed", "score_failed"  anything else, after the last attempt.
-//   Fields likewise
+//   "publish_failed", "merge_failed", "score_failed", "expire_failed", "compress_failed"  anything
+//              else, after the last attempt. Fields likewise
 #pragma once
 
 #include <functional>
@@ -69,7 +73,7 @@ class Pipeline {
     int64_t backoff_ms = 200;  // before the second attempt; doubles with each
     Clock clock;               // REQUIRES: set
     int64_t expire_bytes_per_second = int64_t{100} << 20;   // of compaction; 0: no throttle
-  int64_t history_bytes_per_second = int64_t{100} << 20;  // of compression; 0: no throttle
+    int64_t history_bytes_per_second = int64_t{100} << 20;  // of compression; 0: no throttle
   };
   // Starts the runner; a job that was running when the last one ended is done again. `store` must
   // outlive the pipeline.

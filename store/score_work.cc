@@ -1,5 +1,7 @@
 // The part of JobWork that measures models: held-out loss, and what follows from it.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "store/best_model.h"
 #include "store/job_arguments.h"
@@ -8,7 +10,8 @@
 namespace stockpot {
 namespace {
 
-constexpr int kCommitAttempts = 5;  // when somebody moves RUN@best meanwhile
+constexpr std::string_view kMergeTask = "merge";  // evaluations of a merge beside its parents
+constexpr int kCommitAttempts = 5;                // when somebody moves RUN@best meanwhile
 
 Result<Digest> ArtifactOf(const Job& job) {
   STOCKPOT_ASSIGN_OR_RETURN(const std::string hex, Argument(job, "artifact"));
@@ -72,8 +75,8 @@ Status JobWork::Score(const Job& job, const ProgressFunction& progress) {
   Status status;
   for (int attempt = 0; attempt < kCommitAttempts; ++attempt) {
     Commit commit;
-    commit.evals.push_back({artifact, std::string(kProbeTask), "loss", loss, clock_(),
-                            ProbeAuthor(set)});
+    commit.evals.push_back(
+        {artifact, std::string(kProbeTask), "loss", loss, clock_(), ProbeAuthor(set)});
     commit.jobs.push_back(Finished(job, artifact));
     commit.events.push_back({.type = "score",
                              .subject = artifact.Hex(),
@@ -89,6 +92,65 @@ Status JobWork::Score(const Job& job, const ProgressFunction& progress) {
     if (status.code() != StatusCode::kAlreadyExists) return status;
   }
   return Unavailable(run.name + "@best keeps moving: " + status.message());
+}
+
+Result<JobWork::MergeScores> JobWork::ScoreMerge(const MergeArguments& args, const Manifest& merged,
+                                                 const ProgressFunction& progress) {
+  MergeScores scores;
+  STOCKPOT_ASSIGN_OR_RETURN(const std::optional<ProbeSet> probe, store_.GetProbe(args.run));
+  if (!probe) return scores;
+  const Status status = MeasureMerge(args, merged, *probe, progress, scores);
+  if (status.ok()) return scores;
+  if (IsRetryable(status.code())) return status.WithContext("scoring the merge");
+  // It stands beside its parents all the same; without a score it is nobody's best, and the gate
+  // refuses what it cannot measure.
+  MergeScores none;
+  none.fields["unscored"] = status.message();
+  return none;
+}
+
+Status JobWork::MeasureMerge(const MergeArguments& args, const Manifest& merged,
+                             const ProbeSet& probe, const ProgressFunction& progress,
+                             MergeScores& scores) {
+  const Digest set = probe.digest();
+  const auto keep = [&](const Digest& artifact, std::string_view task, const char* metric,
+                        double value) {
+    scores.evals.push_back(
+        {artifact, std::string(task), metric, value, clock_(), ProbeAuthor(set)});
+  };
+  STOCKPOT_ASSIGN_OR_RETURN(const double loss, MeasureLoss(probe, merged, progress));
+  const Digest made = merged.digest();
+  keep(made, kProbeTask, "loss", loss);
+  double best_parent = std::numeric_limits<double>::infinity();
+  std::string parent_losses;
+  for (const Digest& parent : args.parents) {
+    std::optional<double> parent_loss = HeldOutLoss(store_, parent, set);
+    if (!parent_loss) {
+      STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(parent));
+      STOCKPOT_ASSIGN_OR_RETURN(parent_loss, MeasureLoss(probe, manifest, progress));
+      if (parent != made) keep(parent, kProbeTask, "loss", *parent_loss);
+    }
+    best_parent = std::min(best_parent, *parent_loss);
+    parent_losses += (parent_losses.empty() ? "" : ",") + ExactNumber(*parent_loss);
+  }
+  const bool is_mean = args.options.method == MergeMethod::kMean && args.options.weights.empty();
+  double mean_loss = loss;
+  if (!is_mean) {
+    leftovers_ = true;
+    STOCKPOT_ASSIGN_OR_RETURN(const Manifest mean,
+                              merge_(store_, args.parents, args.run, args.step,
+                                     {.method = MergeMethod::kMean}, progress));
+    STOCKPOT_ASSIGN_OR_RETURN(mean_loss, MeasureLoss(probe, mean, progress));
+  }
+  keep(made, kMergeTask, "best_parent_loss", best_parent);
+  keep(made, kMergeTask, "mean_loss", mean_loss);
+  scores.worse = loss > best_parent;
+  scores.fields = {{"probe", set.ShortHex()},
+                   {"loss", ExactNumber(loss)},
+                   {"parent_losses", parent_losses},
+                   {"best_parent_loss", ExactNumber(best_parent)},
+                   {"mean_loss", ExactNumber(mean_loss)}};
+  return OkStatus();
 }
 
 }  // namespace stockpot

@@ -25,8 +25,8 @@ Result<std::vector<MatrixFacts>> OneBitMatrices(const Manifest& variant) {
   for (const TensorEntry& entry : variant.tensors) {
     if (entry.codec != Codec::kBitDelta) continue;
     const auto it = variant.attributes.find(std::string(kTensorAttribute) + entry.name);
-    const json facts = it == variant.attributes.end() ? json()
-                                                      : json::parse(it->second, nullptr, false);
+    const json facts =
+        it == variant.attributes.end() ? json() : json::parse(it->second, nullptr, false);
     const auto number = [&](const char* key) {
       return facts.is_object() && facts.contains(key) && facts[key].is_number()
                  ? facts[key].get<double>()
@@ -131,8 +131,7 @@ std::optional<GateRefusal> Judge(const GateConfig& config, const GateMeasures& m
                        ") over the checkpoint's (" + Short(probe.full_loss) + ")");
   }
   verdict.AtMost("update", measures.update, config.max_update, "the relative size of the update");
-  verdict.AtLeast("update", measures.update, config.min_update,
-                  "the relative size of the update");
+  verdict.AtLeast("update", measures.update, config.min_update, "the relative size of the update");
   if (!measures.error_tensor.empty()) {
     verdict.AtMost("error", measures.error, config.max_error,
                    "the error of one bit for '" + measures.error_tensor + "'");

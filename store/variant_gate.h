@@ -8,8 +8,8 @@
 //   4. where the run has probe texts, on the path that serves (serve/engine/scorer.h): KL and top-1
 //      agreement of the full checkpoint and the variant, held-out loss of both
 //
-// Without probe texts 1 to 3 are all there is: they see a broken or an unsuitable delta, not what it
-// does to answers. A measurement that is not a number, or that cannot be computed, refuses.
+// Without probe texts 1 to 3 are all there is: they see a broken or an unsuitable delta, not what
+// it does to answers. A measurement that is not a number, or that cannot be computed, refuses.
 #pragma once
 
 #include <map>
@@ -27,8 +27,8 @@ struct GateMeasures {
   double error = 0;          // of the worst matrix that counts; 0: none is stored in one bit
   std::string error_tensor;  // its name; empty: likewise
   struct Probe {
-    Digest texts;        // ProbeSet::digest
-    int64_t tokens = 0;  // scored
+    Digest texts;                    // ProbeSet::digest
+    int64_t tokens = 0;              // scored
     double full_loss = 0, loss = 0;  // nats a token, of the checkpoint and of the variant
     double kl = 0;                   // KL(checkpoint || variant), nats a token
     double top1 = 0;                 // share of tokens on whose most likely successor they agree

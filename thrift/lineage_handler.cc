@@ -58,8 +58,8 @@ struct NameIndex {
   void AddRefusal(const Job& job) {
     const auto artifact = job.args.find("artifact");
     if (job.kind != JobKind::kPublish || job.state != JobState::kFailed) return;
-    const Result<Digest> digest =
-        artifact == job.args.end() ? Result<Digest>(NotFound("")) : Digest::FromHex(artifact->second);
+    if (artifact == job.args.end()) return;
+    const Result<Digest> digest = Digest::FromHex(artifact->second);
     if (!digest.ok()) return;
     const auto argument = [&](const char* name) {
       const auto it = job.args.find(name);

@@ -151,7 +151,9 @@ Result<ModelHost::Serving*> ModelHost::WaitForServing(const Digest& base,
         return NotFound("the base that is served here is " + state_.base + ", not " +
                         base.ShortHex());
       }
-      if (state_.phase.starts_with("failed")) return NotFound("the base is not served: " + state_.phase);
+      if (state_.phase.starts_with("failed")) {
+        return NotFound("the base is not served: " + state_.phase);
+      }
       if (looked_) return NotFound("no base is served here");
     }
     if (progress) STOCKPOT_RETURN_IF_ERROR(progress(0));

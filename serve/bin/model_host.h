@@ -45,8 +45,8 @@ class ModelHost {
   // Null until ready.
   const Router* router() const;
 
-  // As store/scoring.h: beside the engine, over its base, on threads of low priority. Waits while the
-  // base is being loaded. Texts are tokenised by the base, without special tokens around them.
+  // As store/scoring.h: beside the engine, over its base, on threads of low priority. Waits while
+  // the base is being loaded. Texts are tokenised by the base, without special tokens around them.
   Result<ProbeScores> Score(const ScoreRequest& request, const ProgressFunction& progress);
 
   // Waits for running requests; true once none runs.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from stockpot import Client, RunConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -128,12 +129,13 @@ def test_a_bad_variant_is_refused_and_the_old_one_goes_on(
     before = endpoint.prompt_logprobs(daemon.url, "guarded@latest", TOKENS)
     kl_of_good = eval_of(daemon, endpoint.wait_model(daemon.url, "guarded@1")["root"], "gate", "kl")
 
-    # Few weights moved far: what one bit a weight cannot say. The checkpoint itself is fine.
+    # Some weights moved far: what one bit a weight cannot say, and too many to be kept exactly. The
+    # checkpoint itself is fine.
     bad = {}
     generator = torch.Generator().manual_seed(2)
     for name, tensor in good.items():
-        few = torch.rand(tensor.shape, generator=generator) < 0.02
-        far = 0.3 * torch.randn(tensor.shape, generator=generator) * few
+        few = torch.rand(tensor.shape, generator=generator) < 0.2
+        far = 0.15 * torch.randn(tensor.shape, generator=generator) * few
         bad[name] = (tensor.float() + far).to(tensor.dtype) if "proj" in name else tensor
     want = expected(base_folder, bad, one_bit(base_weights, bad))
     limit = (kl_of_good + want["kl"]) / 2
@@ -188,6 +190,55 @@ def test_the_best_is_the_one_with_the_lowest_held_out_loss(
     assert digest("judged@best") == digest(f"judged@{best}"), losses
     assert (endpoint.wait_model(daemon.url, "judged@best")["root"]
             == endpoint.wait_model(daemon.url, f"judged@{best}")["root"])
+
+
+def test_a_merge_is_scored_beside_its_parents_and_their_mean(
+        daemon: Daemon, base_folder: Path, base_weights: Weights, tmp_path: Path) -> None:
+    config = RunConfig(merge_every=2, best_metric="probe/loss")
+    create(daemon, "souped", config)
+    set_probe(daemon, "souped", tmp_path)
+    daemon.cli("gate", "souped", "--max-kl", 100, "--min-top1", 0, "--max-loss-rise", 100)
+    steps = {s: tuned(base_weights, 20 + s, scale=5e-2) for s in (1, 2)}
+    push(daemon, "souped", base_folder, steps, config)
+    wait_jobs(daemon)
+    daemon.cli("export", "souped@2.merge", tmp_path / "merged")
+    models = {
+        "merged": load_file(tmp_path / "merged" / "model.safetensors"),
+        "mean": {n: ((steps[1][n].double() + steps[2][n].double()) / 2).to(w.dtype)
+                 for n, w in base_weights.items()},
+        "1": steps[1],
+        "2": steps[2],
+    }
+    losses = {k: expected(base_folder, w, w)["full_loss"] for k, w in models.items()}
+    event = events(daemon, "merge")[-1]["fields"]
+    assert float(event["loss"]) == pytest.approx(losses["merged"], abs=1e-4)
+    # A mean is rounded once, ours and torch's alike but for ties.
+    assert float(event["mean_loss"]) == pytest.approx(losses["mean"], abs=1e-3)
+    assert sorted(map(float, event["parent_losses"].split(","))) == pytest.approx(
+        sorted([losses["1"], losses["2"]]), abs=1e-4)
+    worse = losses["merged"] > min(losses["1"], losses["2"])
+    assert len(events(daemon, "merge_worse")) == int(worse)
+    best = min(("1", "2", "2.merge"), key=lambda k: losses["merged" if "m" in k else k])
+    shown = json.loads(daemon.cli("show", "souped@best", "--json").stdout)["digest"]
+    assert shown == json.loads(daemon.cli("show", f"souped@{best}", "--json").stdout)["digest"]
+    assert "merge/mean_loss" in daemon.cli("log", "souped").stdout
+
+
+def test_an_evaluation_that_arrives_later_moves_the_best(
+        daemon: Daemon, base_folder: Path, base_weights: Weights) -> None:
+    config = RunConfig(merge_every=0, best_metric="quiz/acc", best_is_lower=False)
+    push(daemon, "quizzed", base_folder, {s: tuned(base_weights, s) for s in (1, 2)}, config)
+    wait_jobs(daemon)
+    roots = {s: endpoint.wait_model(daemon.url, f"quizzed@{s}")["root"] for s in (1, 2)}
+    assert endpoint.request(f"{daemon.url}/v1/models/quizzed@best")[0] == 404
+    for step, accuracy in ((1, 0.5), (2, 0.75)):
+        daemon.cli("eval", "put", f"quizzed@{step}", "quiz", "acc", accuracy)
+        wait_jobs(daemon)
+        listed = json.loads(daemon.cli("routes", "--json").stdout)
+        routes = {r["name"]: r["variant"] for r in listed}
+        assert routes["quizzed@best"] == roots[step]
+    forged = daemon.cli("eval", "put", "quizzed@1", "probe", "loss", 0, check=False)
+    assert forged.returncode == 1 and "daemon's own" in forged.stderr
 
 
 @pytest.fixture

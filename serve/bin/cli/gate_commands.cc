@@ -11,19 +11,21 @@ namespace {
 
 struct GateLimit {
   const char* flag;
-  double rpc::Gate::* value;
+  double rpc::Gate::*value;
   const char* what;
 };
 
 const std::vector<GateLimit>& Limits() {
   static const std::vector<GateLimit> limits = {
-      {"--max-kl", &rpc::Gate::max_kl, "KL(checkpoint || variant) on the probe texts, nats a token"},
+      {"--max-kl", &rpc::Gate::max_kl,
+       "KL(checkpoint || variant) on the probe texts, nats a token"},
       {"--min-top1", &rpc::Gate::min_top1,
        "Share of tokens on whose most likely successor the two agree"},
       {"--max-loss-rise", &rpc::Gate::max_loss_rise,
        "Held-out loss of the variant over the checkpoint's, nats a token"},
       {"--max-update", &rpc::Gate::max_update, "||W - W_base|| / ||W_base||"},
-      {"--min-update", &rpc::Gate::min_update, "Likewise, at least: over 0 refuses an untrained one"},
+      {"--min-update", &rpc::Gate::min_update,
+       "Likewise, at least: over 0 refuses an untrained one"},
       {"--max-error", &rpc::Gate::max_error,
        "Share of a matrix's squared update that its one bit may miss"},
   };
@@ -41,7 +43,7 @@ Status SetOrShow(const Globals& globals, const GateOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
   STOCKPOT_ASSIGN_OR_RETURN(rpc::Gate gate, client->GetGate(options.run));
   if (options.defaults) gate = rpc::Gate();
-  for (double rpc::Gate::* const limit : options.set) gate.*limit = options.given.*limit;
+  for (double rpc::Gate::*const limit : options.set) gate.*limit = options.given.*limit;
   if (options.defaults || !options.set.empty()) {
     STOCKPOT_ASSIGN_OR_RETURN(gate, client->SetGate(options.run, gate));
   }

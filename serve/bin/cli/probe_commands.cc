@@ -34,9 +34,10 @@ void PrintProbe(const Globals& globals, const rpc::ProbeSet& probe) {
     return;
   }
   if (probe.texts.empty()) {
-    std::printf("%s has no probe texts: its merges are not scored, and what is published is "
-                "checked without them\n",
-                Printable(probe.run).c_str());
+    std::printf(
+        "%s has no probe texts: its merges are not scored, and what is published is "
+        "checked without them\n",
+        Printable(probe.run).c_str());
     return;
   }
   std::printf("probe %s, set %s by %s\n", ShortDigest(probe.digest).c_str(),
@@ -116,7 +117,8 @@ void AddProbeCommands(Registry& registry) {
   add("show", "List the texts of a run", ShowProbe)
       ->add_option("RUN", options->run, "Name of the run")
       ->required();
-  CLI::App* score = add("score", "Measure the held-out loss of a checkpoint, merge or variant", Score);
+  CLI::App* score =
+      add("score", "Measure the held-out loss of a checkpoint, merge or variant", Score);
   score->add_option("ID", options->id, "The artifact")->required();
   score->add_flag("--no-wait", options->no_wait, "Only queue the job");
 }

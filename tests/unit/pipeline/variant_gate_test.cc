@@ -32,8 +32,8 @@ const std::string kBias = "model.norm.weight";
 
 GateMeasures Fine() {
   GateMeasures measures{.update = 0.1, .error = 0.4, .error_tensor = kQ};
-  measures.probe = GateMeasures::Probe{
-      .tokens = 100, .full_loss = 2, .loss = 2.01, .kl = 0.01, .top1 = 0.97};
+  measures.probe =
+      GateMeasures::Probe{.tokens = 100, .full_loss = 2, .loss = 2.01, .kl = 0.01, .top1 = 0.97};
   return measures;
 }
 
@@ -53,7 +53,8 @@ TEST(JudgeTest, EveryLimitIsInclusiveAndANaNIsOutsideOfEach) {
   const std::vector<Case> cases = {
       {"kl", 0.1, 0.100001, [](auto& m, double v) { m.probe->kl = v; }},
       {"top1", 0.9, 0.899, [](auto& m, double v) { m.probe->top1 = v; }},
-      {"loss_rise", 1, 1.1, [](auto& m, double v) { m.probe->loss = v, m.probe->full_loss = 0.75; }},
+      {"loss_rise", 1, 1.1,
+       [](auto& m, double v) { m.probe->loss = v, m.probe->full_loss = 0.75; }},
       {"update", 0.5, 0.51, [](auto& m, double v) { m.update = v; }},
       {"update", 0.01, 0.0099, [](auto& m, double v) { m.update = v; }},
       {"error", 0.6, 0.61, [](auto& m, double v) { m.error = v; }},
@@ -99,9 +100,13 @@ TEST(JudgeTest, WithoutProbeTextsUpdateAndErrorAreAllThereIs) {
 
 TEST(JudgeTest, LimitsAreChecked) {
   EXPECT_OK(CheckGate({}));
-  for (const GateConfig& bad :
-       {GateConfig{.max_kl = -1}, {.max_kl = kNaN}, {.min_top1 = 1.1}, {.max_loss_rise = kNaN},
-        {.max_update = INFINITY}, {.max_update = 0.1, .min_update = 0.2}, {.max_error = 2}}) {
+  for (const GateConfig& bad : {GateConfig{.max_kl = -1},
+                                {.max_kl = kNaN},
+                                {.min_top1 = 1.1},
+                                {.max_loss_rise = kNaN},
+                                {.max_update = INFINITY},
+                                {.max_update = 0.1, .min_update = 0.2},
+                                {.max_error = 2}}) {
     EXPECT_EQ(CheckGate(bad).code(), StatusCode::kInvalidArgument);
   }
 }
@@ -127,14 +132,15 @@ class GateTest : public ::testing::Test {
   // Scores come from `measure_`, by the digest of the artifact behind each model.
   void Start() {
     pipeline_ = std::make_unique<Pipeline>(
-        *store_, Pipeline::Options{.merge = BuildMerge,
-                                   .score = [this](const ScoreRequest& request,
-                                                   const ProgressFunction& progress) {
-                                     ++scored_;
-                                     return measure_(request, progress);
-                                   },
-                                   .backoff_ms = 1,
-                                   .clock = SystemClock()});
+        *store_, Pipeline::Options{
+                     .merge = BuildMerge,
+                     .score =
+                         [this](const ScoreRequest& request, const ProgressFunction& progress) {
+                           ++scored_;
+                           return measure_(request, progress);
+                         },
+                     .backoff_ms = 1,
+                     .clock = SystemClock()});
   }
   static ProbeScores Scores(std::vector<ModelScore> models) {
     return {.tokens = 10, .models = std::move(models)};
@@ -168,6 +174,16 @@ class GateTest : public ::testing::Test {
     model.PerturbAll(random_, sigma);
     return model;
   }
+  // As the base, but for an element of each row, which moves by `far`, and noise in all others.
+  void Spike(TestModel& model, const std::string& name, double far) {
+    const std::vector<float> base = base_model_.Values(name);
+    const auto cols = static_cast<size_t>(base_model_.Find(name)->shape[1]);
+    std::normal_distribution<double> noise(0, far / 50);
+    for (size_t i = 0; i < base.size(); ++i) {
+      model.SetElement(name, static_cast<int64_t>(i),
+                       base[i] + (i % cols == 5 ? far : noise(random_)));
+    }
+  }
   Job SubmitAndWait(const Job& job) {
     EXPECT_OK(pipeline_->Submit(job));
     EXPECT_TRUE(pipeline_->WaitIdle(kPatienceMs));
@@ -185,6 +201,16 @@ class GateTest : public ::testing::Test {
     return route ? route->variant.Hex() : "";
   }
   Digest Best() const { return store_->GetAlias("demo@best").value_or(Alias{}).artifact; }
+  // The runner collects after its job is done.
+  bool CollectedEverything() const {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
+    while (std::chrono::steady_clock::now() < deadline) {
+      const auto garbage = store_->CollectGarbage({.dry_run = true});
+      if (garbage.ok() && garbage->chunks == 0) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
   std::optional<double> EvalOf(const Digest& artifact, const std::string& name) const {
     for (const Eval& eval : store_->ListEvals(artifact)) {
       if (eval.task + "/" + eval.metric == name) return eval.value;
@@ -214,17 +240,11 @@ TEST_F(GateTest, MeasuresAreThoseOfTheDefinition) {
       tuned.Perturb(info.name, random_, info.name == kQ ? 0.2 : 0.02);
     }
   }
-  // An element in one matrix, large for its row, nothing beside the whole update.
-  const std::string lonely = "model.layers.1.self_attn.k_proj.weight";
-  for (size_t i = 0; i < base_model_.Values(lonely).size(); ++i) {
-    tuned.SetElement(lonely, static_cast<int64_t>(i), base_model_.Values(lonely)[i]);
-  }
-  tuned.SetElement(lonely, 3, base_model_.Values(lonely)[3] + 0.01);
-  const Digest checkpoint =
-      StoreModel(*store_, tuned, ArtifactKind::kCheckpoint, base, "run", 1);
+  // What one bit cannot say, in a matrix that holds next to nothing of the update.
+  Spike(tuned, "model.layers.1.self_attn.k_proj.weight", 0.05);
+  const Digest checkpoint = StoreModel(*store_, tuned, ArtifactKind::kCheckpoint, base, "run", 1);
   ThreadPool threads(2);
-  const auto variant =
-      BuildVariant(*store_, checkpoint, PublishCodec::kBitDelta, threads, nullptr);
+  const auto variant = BuildVariant(*store_, checkpoint, PublishCodec::kBitDelta, threads, nullptr);
   ASSERT_OK(variant);
 
   double update = 0;
@@ -271,7 +291,8 @@ TEST_F(GateTest, MeasuresAreThoseOfTheDefinition) {
   EXPECT_NEAR(measures->update, std::sqrt(update / origin), 1e-5 * std::sqrt(update / origin));
   EXPECT_NEAR(measures->error, worst, 2e-5);
   EXPECT_NEAR(measures->error, 1 - 2 / M_PI, 0.15) << "the error of a Gaussian update";
-  EXPECT_GT(worst_of_all, 0.9) << "the lonely element, which does not count";
+  EXPECT_GT(worst_of_all, 0.8) << "of the small one, which does not count";
+  EXPECT_LT(worst, 0.8);
 
   Manifest without = *variant;
   without.attributes.erase("tensor/" + kQ);
@@ -358,8 +379,7 @@ TEST_F(GateTest, AWorseVariantIsRefusedAndTheOldOneStays) {
 
   // With other limits the same request is another question.
   SetGate({.max_kl = 0.3});
-  EXPECT_EQ(SubmitAndWait(MakePublishJob(bad, PublishCodec::kBitDelta, "")).state,
-            JobState::kDone);
+  EXPECT_EQ(SubmitAndWait(MakePublishJob(bad, PublishCodec::kBitDelta, "")).state, JobState::kDone);
 }
 
 TEST_F(GateTest, WhatCannotBeComputedDoesNotPass) {
@@ -387,7 +407,8 @@ TEST_F(GateTest, WhatCannotBeComputedDoesNotPass) {
          return GateScores(request, 0, kNaN);
        },
        "publish_refused"},
-      {"not now", [](const auto&, const auto&) -> Result<ProbeScores> { return Unavailable("busy"); },
+      {"not now",
+       [](const auto&, const auto&) -> Result<ProbeScores> { return Unavailable("busy"); },
        "publish_failed"},
   };
   int64_t step = 0;
@@ -427,13 +448,12 @@ TEST_F(GateTest, WithoutProbeTextsUpdatesAndErrorsAreJudged) {
   Push(2, Tuned(10));  // no fine-tune of this base any more
   ASSERT_TRUE(pipeline_->WaitIdle(kPatienceMs));
   EXPECT_EQ(Events("publish_refused").back().fields.at("metric"), "update");
-  // One element of each matrix: one bit a weight says next to nothing about it.
-  TestModel sparse = base_model_;
+  // One element of each row moved far, all others a little.
+  TestModel spiky = base_model_;
   for (const TensorInfo& info : base_model_.tensors()) {
-    if (info.name.find("proj") == std::string::npos) continue;
-    sparse.SetElement(info.name, 5, base_model_.Values(info.name)[5] + 0.25);
+    if (info.name.find("proj") != std::string::npos) Spike(spiky, info.name, 0.05);
   }
-  const Digest few = Push(3, sparse);
+  const Digest few = Push(3, spiky);
   ASSERT_TRUE(pipeline_->WaitIdle(kPatienceMs));
   EXPECT_EQ(Events("publish_refused").back().fields.at("metric"), "error");
   EXPECT_THAT(Events("publish_refused").back().fields.at("error_tensor"), HasSubstr("proj"));
@@ -447,9 +467,7 @@ TEST_F(GateTest, TheBestFollowsTheHeldOutLoss) {
   CreateRun({.merge_every = 0, .publish = PublishPolicy::kBest, .best_metric = "probe/loss"});
   SetProbe();
   std::map<std::string, double> losses;  // by the content of one tensor
-  const auto key = [](const Manifest& m) {
-    return m.Find(kBias)->parts.at("data").digest().Hex();
-  };
+  const auto key = [](const Manifest& m) { return m.Find(kBias)->parts.at("data").digest().Hex(); };
   measure_ = [&](const ScoreRequest& request, const ProgressFunction&) -> Result<ProbeScores> {
     ProbeScores scores = Scores({{.loss = losses.at(key(*request.models[0])), .kl = 0, .top1 = 1}});
     if (request.models.size() > 1) scores.models.push_back({scores.models[0].loss, 0, 1});
@@ -483,6 +501,67 @@ TEST_F(GateTest, TheBestFollowsTheHeldOutLoss) {
   EXPECT_EQ(Best(), two);
   const Digest four = push(4, 9.0);
   EXPECT_EQ(Best(), four) << "the only one with a score on these texts";
+}
+
+// A merge is scored beside both parents and the mean; better than all it is the best, else not.
+TEST_F(GateTest, AMergeIsTheBestOnlyIfItWasMeasuredToBe) {
+  CreateRun({.merge_every = 2, .publish = PublishPolicy::kBest, .best_metric = "probe/loss"});
+  SetProbe();
+  // What is asked about for the first time gets the next loss; asked again it has the same.
+  std::vector<double> next;
+  std::map<std::string, double> known;
+  measure_ = [&](const ScoreRequest& request, const ProgressFunction&) -> Result<ProbeScores> {
+    const std::string key = request.models[0]->Find(kQ)->parts.at("data").digest().Hex();
+    if (!known.contains(key)) {
+      if (next.empty()) return Internal("nobody expected this model");
+      known[key] = next.front();
+      next.erase(next.begin());
+    }
+    ProbeScores scores = Scores({{.loss = known[key], .kl = 0, .top1 = 1}});
+    if (request.models.size() > 1) scores.models.push_back({known[key], 0, 1});
+    return scores;
+  };
+  Start();
+  next = {3.0};
+  const Digest one = PushAndWait(1);
+  EXPECT_EQ(Best(), one);
+  next = {1.5, 2.0, 1.75};  // the merge, the checkpoint it came with, the mean
+  const Digest two = PushAndWait(2);
+  const auto merge = store_->ResolveName("demo@2.merge");
+  ASSERT_OK(merge);
+  EXPECT_TRUE(next.empty());
+  EXPECT_EQ(EvalOf(*merge, "probe/loss"), 1.5);
+  EXPECT_EQ(EvalOf(*merge, "merge/best_parent_loss"), 2.0);
+  EXPECT_EQ(EvalOf(*merge, "merge/mean_loss"), 1.75);
+  EXPECT_EQ(EvalOf(two, "probe/loss"), 2.0);
+  EXPECT_EQ(Best(), *merge);
+  EXPECT_EQ(Route("demo@best"), Route("demo@2.merge"));
+  EXPECT_NE(Route("demo@best"), "");
+  const Event event = Events("merge").back();
+  EXPECT_EQ(event.fields.at("loss"), "1.5");
+  EXPECT_EQ(event.fields.at("parent_losses"), "2,3");
+  EXPECT_EQ(event.fields.at("mean_loss"), "1.75");
+  EXPECT_TRUE(Events("merge_worse").empty());
+  EXPECT_TRUE(CollectedEverything()) << "of the mean that was only scored";
+
+  next = {9.0};
+  PushAndWait(3);
+  next = {5.0, 4.0, 4.5};
+  PushAndWait(4);
+  EXPECT_TRUE(next.empty());
+  ASSERT_EQ(Events("merge_worse").size(), 1u);
+  EXPECT_EQ(Events("merge_worse")[0].subject, store_->ResolveName("demo@4.merge")->Hex());
+  EXPECT_EQ(Events("merge_worse")[0].fields.at("best_parent_loss"), "2") << "of step 2";
+  EXPECT_EQ(Best(), *merge);
+  EXPECT_EQ(Route("demo@best"), Route("demo@2.merge"));
+  EXPECT_EQ(Route("demo@4.merge"), "") << "only the best is published";
+
+  // What cannot be scored stands, and is nobody's best.
+  next = {};
+  PushAndWait(5);
+  PushAndWait(6);
+  EXPECT_THAT(Events("merge").back().fields.at("unscored"), HasSubstr("nobody expected"));
+  EXPECT_EQ(Best(), *merge);
 }
 
 TEST_F(GateTest, AnEvaluationThatArrivesLaterMovesTheBest) {

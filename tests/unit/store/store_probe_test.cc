@@ -85,8 +85,8 @@ TEST_F(StoreProbeTest, RefusesWhatItCannotKeep) {
 TEST(ProbeRecordTest, ALimitThatIsMissingIsDamageNotADefault) {
   const std::string text = EncodeGate({.max_kl = 0.01});
   EXPECT_EQ(DecodeGate(text)->max_kl, 0.01);
-  for (const char* key : {"max_kl", "min_top1", "max_loss_rise", "max_update", "min_update",
-                          "max_error"}) {
+  for (const char* key :
+       {"max_kl", "min_top1", "max_loss_rise", "max_update", "min_update", "max_error"}) {
     std::string damaged = text;
     damaged.replace(damaged.find(key), 1, "_");
     EXPECT_EQ(DecodeGate(damaged).status().code(), StatusCode::kCorruption) << key;
