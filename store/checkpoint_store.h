@@ -105,6 +105,8 @@ struct Commit {
   // Removes deleted artifacts for good, with their steps, evals and edges up. AlreadyExists if one
   // is not deleted, its grace lasts, or something came to need it.
   std::vector<Digest> purges;
+  // Set: AlreadyExists if the last event is another one by then: decide anew.
+  std::optional<int64_t> last_event;
   std::vector<Event> events;  // sequence and time are set by the store
 };
 

@@ -37,6 +37,9 @@ CommitWriter::CommitWriter(CatalogBatch& batch, int64_t now_ms, int64_t last_eve
 
 Result<int64_t> CommitWriter::Add(const PreparedCommit& prepared) {
   const Commit& commit = prepared.commit;
+  if (commit.last_event && *commit.last_event != last_event_) {
+    return AlreadyExists("event " + std::to_string(last_event_) + " came meanwhile");
+  }
   own_artifacts_.clear();
   for (size_t i = 0; i < prepared.artifacts.size(); ++i) {
     own_artifacts_[prepared.artifacts[i].digest] = commit.artifacts[i].kind;

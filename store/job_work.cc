@@ -112,9 +112,17 @@ Status JobWork::Expire(const Job& job) {
   const Status collected = store_.CollectGarbage(garbage_).status();
   // Somebody scrubs or copies: the bytes come back with the next collection.
   if (!collected.ok() && collected.code() != StatusCode::kUnavailable) return collected;
-  Commit commit;
-  commit.jobs.push_back(CheckpointSince(seen, run) ? Requeued(job) : Finished(job, Digest{}));
-  return store_.Apply(std::move(commit)).status();
+  return Conclude(job, {}, [&] { return CheckpointSince(seen, run); });
+}
+
+Status JobWork::Conclude(const Job& job, Commit commit, const std::function<bool()>& again) {
+  for (;;) {
+    Commit attempt = commit;
+    attempt.last_event = store_.LastEvent();
+    attempt.jobs.push_back(again() ? Requeued(job) : Finished(job, Digest{}));
+    const Status status = store_.Apply(std::move(attempt)).status();
+    if (status.code() != StatusCode::kAlreadyExists) return status;
+  }
 }
 
 bool JobWork::CheckpointSince(int64_t event, const std::string& run) const {
@@ -163,8 +171,6 @@ Status JobWork::Compress(const Job& job, const ProgressFunction& progress) {
   garbage.purge = false;
   const Status collected = store_.CollectGarbage(garbage).status();
   if (!collected.ok() && collected.code() != StatusCode::kUnavailable) return collected;
-  const bool again = CheckpointSince(seen, options.run) || WholeSince(seen);
-  commit.jobs.push_back(again ? Requeued(job) : Finished(job, Digest{}));
   commit.events.push_back({.type = "compress",
                            .subject = options.run,
                            .fields = {{"run", options.run},
@@ -174,7 +180,8 @@ Status JobWork::Compress(const Job& job, const ProgressFunction& progress) {
                                       {"stored_bytes", std::to_string(report->stored_bytes)},
                                       {"whole_chunks", std::to_string(report->whole_chunks)},
                                       {"job", job.key}}});
-  return store_.Apply(std::move(commit)).status();
+  return Conclude(job, std::move(commit),
+                  [&] { return CheckpointSince(seen, options.run) || WholeSince(seen); });
 }
 
 Job JobWork::Finished(Job job, const Digest& result) const {

@@ -2,6 +2,8 @@
 // the pipeline, which adds threads, retries and restarts.
 #pragma once
 
+#include <functional>
+
 #include "kernels/base/threads.h"
 #include "store/checkpoint_store.h"
 #include "store/job_arguments.h"
@@ -91,6 +93,9 @@ class JobWork {
                              const ProgressFunction& progress) const;
   Status Expire(const Job& job);
   Status Compress(const Job& job, const ProgressFunction& progress);
+  // Commits the end of a job that others queue: done, or queued again where `again` says so as of
+  // the very commit. What came between a look and a commit would be overwritten.
+  Status Conclude(const Job& job, Commit commit, const std::function<bool()>& again);
   // Whether a checkpoint of the run came after `event`: its commit queued this very job again.
   bool CheckpointSince(int64_t event, const std::string& run) const;
   // Likewise a name or pin of something compressed, which must become whole.
