@@ -222,6 +222,15 @@ struct Eval {
   5: string by
 }
 
+// A variant that was made and not served; what answered before goes on.
+struct Refusal {
+  1: string job
+  2: string codec
+  3: string name                  // of the route; "": the default names
+  4: string reason                // names the measured numbers and their limits
+  5: i64 time_ms
+}
+
 // One artifact as a person asks about it.
 struct ArtifactInfo {
   1: binary digest
@@ -243,15 +252,6 @@ struct ArtifactInfo {
   17: string group                // of a state
   18: bool compressed             // its chunks are stored as history (store/README.md)
   19: list<Refusal> refusals      // publishes of it that failed, by the gate or otherwise
-}
-
-// A variant that was made and not served; what answered before goes on.
-struct Refusal {
-  1: string job
-  2: string codec
-  3: string name                  // of the route; "": the default names
-  4: string reason                // names the measured numbers and their limits
-  5: i64 time_ms
 }
 
 struct LogEntry {

@@ -23,6 +23,7 @@ namespace stockpot {
 // again, should the daemon forget it.
 struct AwaitedPart {
   rpc::StepKey key;
+  int32_t rank = 0;
   std::unique_ptr<StagedCheckpoint> staged;  // null: in the spool, or its memory was needed
   std::optional<SpoolKey> spooled;
 };
@@ -30,6 +31,7 @@ struct AwaitedPart {
 // What is sent next.
 struct FirstPart {
   rpc::StepKey key;
+  int32_t rank = 0;
   std::optional<SpoolKey> spooled;  // none: it is staged
   bool is_damaged = false;
 };

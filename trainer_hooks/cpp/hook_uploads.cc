@@ -26,6 +26,15 @@ bool IsFinal(StatusCode code) {
   return code == StatusCode::kInvalidArgument || code == StatusCode::kAlreadyExists;
 }
 
+constexpr char kForgotten[] = "the daemon restarted, and does not have this rank's part any more";
+
+// Whether the daemon restarted without the part of `rank`, another one's perhaps being there again.
+bool IsForgotten(const Result<rpc::StepState>& state, int32_t rank) {
+  if (!state.ok()) return state.status().code() == StatusCode::kNotFound;
+  return state->state == rpc::GatherState::OPEN &&
+         std::find(state->missing.begin(), state->missing.end(), rank) != state->missing.end();
+}
+
 // Why a checkpoint did not come about. REQUIRES: failed.
 Status WhyFailed(const rpc::StepState& state) {
   return state.missing.empty() ? InvalidArgument(state.why) : NotFound(state.why);
@@ -181,6 +190,7 @@ Result<bool> CheckpointHook::State::SendFirst(FirstPart& first) {
   if (spooled == nullptr) {
     const StagedCheckpoint* staged = FirstStaged();
     first.key = KeyOf(staged->step(), options.world, options.attempt);
+    first.rank = options.rank;
     return Send({.step = staged->step(),
                  .rank = options.rank,
                  .world = options.world,
@@ -198,6 +208,7 @@ Result<bool> CheckpointHook::State::SendFirst(FirstPart& first) {
   if (!entry.ok()) return entry.status();
   const SpoolRecord& record = (*entry)->record();
   first.key = KeyOf(record.step, record.world, record.attempt);
+  first.rank = record.rank;
   return Send({.step = record.step,
                .rank = record.rank,
                .world = record.world,
@@ -252,7 +263,8 @@ void CheckpointHook::State::FinishFirst(const FirstPart& first, const Status& st
 void CheckpointHook::State::AwaitFirst(const FirstPart& first) {
   if (first.spooled) spool->Hold(*first.spooled, true);
   const std::lock_guard lock(mutex);
-  AwaitedPart part{.key = first.key, .staged = nullptr, .spooled = first.spooled};
+  AwaitedPart part{
+      .key = first.key, .rank = first.rank, .staged = nullptr, .spooled = first.spooled};
   if (!first.spooled) {
     part.staged = std::move(queue.front());
     queue.pop_front();
@@ -271,9 +283,9 @@ Status CheckpointHook::State::AskAfterAwaited() {
     const Result<rpc::StepState> state = clients[0]->StepState(awaited.front().key, wait_ms);
     wait_ms = 0;
     if (!state.ok() && IsRetryable(state.status().code())) return state.status();
-    const bool is_forgotten = !state.ok() && state.status().code() == StatusCode::kNotFound;
-    if (is_forgotten && SendAgain()) continue;
-    if (!state.ok()) {
+    if (IsForgotten(state, awaited.front().rank)) {
+      if (!SendAgain()) FinishAwaited(NotFound(kForgotten));
+    } else if (!state.ok()) {
       FinishAwaited(state.status());
     } else if (state->state == rpc::GatherState::OPEN) {
       AwaitFrontLonger();

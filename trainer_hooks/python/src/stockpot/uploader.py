@@ -36,6 +36,7 @@ from stockpot.rpc.ttypes import (
     RunConfig,
     SessionRequest,
     StepKey,
+    StepState,
 )
 from stockpot.sending import ChunkSenders, SaveJob, as_stockpot_error
 from stockpot.spool import Spool
@@ -49,6 +50,8 @@ FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 15.0
 GATHER_POLL_S = 1.0  # how long one question after the other ranks' parts waits
 MAX_GATHERS = 100  # checkpoints whose other parts are asked after
+
+FORGOTTEN = "the daemon restarted, and does not have this rank's part any more"
 
 
 @dataclass
@@ -100,7 +103,12 @@ class Gather:
 
     step: int
     key: StepKey
+    rank: int
     spooled: Path | None  # its entry in the spool
+
+    def is_forgotten(self, state: StepState) -> bool:
+        """The daemon restarted without this part, and another rank was there before it."""
+        return state.state == GatherState.OPEN and self.rank in state.missing
 
 
 class Uploader:
@@ -459,7 +467,7 @@ class Uploader:
         if reply.complete:
             return str(reply.artifact.hex())
         key = StepKey(self._target.run, job.step, contents.place.world, contents.attempt)
-        return self._await_ranks(Gather(job.step, key, spooled))
+        return self._await_ranks(Gather(job.step, key, contents.place.rank, spooled))
 
     def _await_ranks(self, gather: Gather) -> str | None:
         """Waits for the other ranks as long as there is nothing else to send."""
@@ -469,6 +477,8 @@ class Uploader:
                 return str(state.artifact.hex())
             if state.state == GatherState.FAILED:
                 raise StockpotError(ErrorCode.UNAVAILABLE, state.why, False)
+            if gather.is_forgotten(state):
+                raise StockpotError(ErrorCode.UNAVAILABLE, FORGOTTEN)
             with self._changed:
                 if self._jobs or self._stopping:
                     break
@@ -491,6 +501,8 @@ class Uploader:
             gather = self._gathers.popleft()
             try:
                 state = self._client.step_state(gather.key, timeout_ms)
+                if gather.is_forgotten(state):
+                    raise StockpotError(ErrorCode.NOT_FOUND, FORGOTTEN)
             except StockpotError as error:
                 if error.code == ErrorCode.NOT_FOUND and gather.spooled and self._spool:
                     self._spool.hold(gather.spooled, False)  # the daemon restarted: send it again

@@ -1925,6 +1925,107 @@ class Eval(object):
         return not (self == other)
 
 
+class Refusal(object):
+    """
+    Attributes:
+     - job
+     - codec
+     - name
+     - reason
+     - time_ms
+
+    """
+
+
+    def __init__(self, job=None, codec=None, name=None, reason=None, time_ms=None,):
+        self.job = job
+        self.codec = codec
+        self.name = name
+        self.reason = reason
+        self.time_ms = time_ms
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.job = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.codec = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.STRING:
+                    self.name = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.STRING:
+                    self.reason = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.I64:
+                    self.time_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('Refusal')
+        if self.job is not None:
+            oprot.writeFieldBegin('job', TType.STRING, 1)
+            oprot.writeString(self.job.encode('utf-8') if sys.version_info[0] == 2 else self.job)
+            oprot.writeFieldEnd()
+        if self.codec is not None:
+            oprot.writeFieldBegin('codec', TType.STRING, 2)
+            oprot.writeString(self.codec.encode('utf-8') if sys.version_info[0] == 2 else self.codec)
+            oprot.writeFieldEnd()
+        if self.name is not None:
+            oprot.writeFieldBegin('name', TType.STRING, 3)
+            oprot.writeString(self.name.encode('utf-8') if sys.version_info[0] == 2 else self.name)
+            oprot.writeFieldEnd()
+        if self.reason is not None:
+            oprot.writeFieldBegin('reason', TType.STRING, 4)
+            oprot.writeString(self.reason.encode('utf-8') if sys.version_info[0] == 2 else self.reason)
+            oprot.writeFieldEnd()
+        if self.time_ms is not None:
+            oprot.writeFieldBegin('time_ms', TType.I64, 5)
+            oprot.writeI64(self.time_ms)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
 class ArtifactInfo(object):
     """
     Attributes:
@@ -2235,107 +2336,6 @@ class ArtifactInfo(object):
             for iter160 in self.refusals:
                 iter160.write(oprot)
             oprot.writeListEnd()
-            oprot.writeFieldEnd()
-        oprot.writeFieldStop()
-        oprot.writeStructEnd()
-
-    def validate(self):
-        return
-
-    def __repr__(self):
-        L = ['%s=%r' % (key, value)
-             for key, value in self.__dict__.items()]
-        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
-
-    def __eq__(self, other):
-        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
-
-    def __ne__(self, other):
-        return not (self == other)
-
-
-class Refusal(object):
-    """
-    Attributes:
-     - job
-     - codec
-     - name
-     - reason
-     - time_ms
-
-    """
-
-
-    def __init__(self, job=None, codec=None, name=None, reason=None, time_ms=None,):
-        self.job = job
-        self.codec = codec
-        self.name = name
-        self.reason = reason
-        self.time_ms = time_ms
-
-    def read(self, iprot):
-        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
-            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
-            return
-        iprot.readStructBegin()
-        while True:
-            (fname, ftype, fid) = iprot.readFieldBegin()
-            if ftype == TType.STOP:
-                break
-            if fid == 1:
-                if ftype == TType.STRING:
-                    self.job = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                else:
-                    iprot.skip(ftype)
-            elif fid == 2:
-                if ftype == TType.STRING:
-                    self.codec = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                else:
-                    iprot.skip(ftype)
-            elif fid == 3:
-                if ftype == TType.STRING:
-                    self.name = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                else:
-                    iprot.skip(ftype)
-            elif fid == 4:
-                if ftype == TType.STRING:
-                    self.reason = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                else:
-                    iprot.skip(ftype)
-            elif fid == 5:
-                if ftype == TType.I64:
-                    self.time_ms = iprot.readI64()
-                else:
-                    iprot.skip(ftype)
-            else:
-                iprot.skip(ftype)
-            iprot.readFieldEnd()
-        iprot.readStructEnd()
-
-    def write(self, oprot):
-        if oprot._fast_encode is not None and self.thrift_spec is not None:
-            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
-            return
-        oprot.writeStructBegin('Refusal')
-        if self.job is not None:
-            oprot.writeFieldBegin('job', TType.STRING, 1)
-            oprot.writeString(self.job.encode('utf-8') if sys.version_info[0] == 2 else self.job)
-            oprot.writeFieldEnd()
-        if self.codec is not None:
-            oprot.writeFieldBegin('codec', TType.STRING, 2)
-            oprot.writeString(self.codec.encode('utf-8') if sys.version_info[0] == 2 else self.codec)
-            oprot.writeFieldEnd()
-        if self.name is not None:
-            oprot.writeFieldBegin('name', TType.STRING, 3)
-            oprot.writeString(self.name.encode('utf-8') if sys.version_info[0] == 2 else self.name)
-            oprot.writeFieldEnd()
-        if self.reason is not None:
-            oprot.writeFieldBegin('reason', TType.STRING, 4)
-            oprot.writeString(self.reason.encode('utf-8') if sys.version_info[0] == 2 else self.reason)
-            oprot.writeFieldEnd()
-        if self.time_ms is not None:
-            oprot.writeFieldBegin('time_ms', TType.I64, 5)
-            oprot.writeI64(self.time_ms)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -4796,6 +4796,15 @@ Eval.thrift_spec = (
     (4, TType.I64, 'time_ms', None, None, ),  # 4
     (5, TType.STRING, 'by', 'UTF8', None, ),  # 5
 )
+all_structs.append(Refusal)
+Refusal.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'job', 'UTF8', None, ),  # 1
+    (2, TType.STRING, 'codec', 'UTF8', None, ),  # 2
+    (3, TType.STRING, 'name', 'UTF8', None, ),  # 3
+    (4, TType.STRING, 'reason', 'UTF8', None, ),  # 4
+    (5, TType.I64, 'time_ms', None, None, ),  # 5
+)
 all_structs.append(ArtifactInfo)
 ArtifactInfo.thrift_spec = (
     None,  # 0
@@ -4818,15 +4827,6 @@ ArtifactInfo.thrift_spec = (
     (17, TType.STRING, 'group', 'UTF8', None, ),  # 17
     (18, TType.BOOL, 'compressed', None, None, ),  # 18
     (19, TType.LIST, 'refusals', (TType.STRUCT, [Refusal, None], False), None, ),  # 19
-)
-all_structs.append(Refusal)
-Refusal.thrift_spec = (
-    None,  # 0
-    (1, TType.STRING, 'job', 'UTF8', None, ),  # 1
-    (2, TType.STRING, 'codec', 'UTF8', None, ),  # 2
-    (3, TType.STRING, 'name', 'UTF8', None, ),  # 3
-    (4, TType.STRING, 'reason', 'UTF8', None, ),  # 4
-    (5, TType.I64, 'time_ms', None, None, ),  # 5
 )
 all_structs.append(LogEntry)
 LogEntry.thrift_spec = (
