@@ -60,7 +60,7 @@ fuzz_one() {
 fuzz_lot() {
   local names found=0
   IFS=, read -r -a names <<<"$1"
-  for name in "${names[@]}"; do fuzz_one "$name" $(($2 / ${#names[@]})) || found=1; done
+  for name in "${names[@]}"; do fuzz_one "$name" $((($2 + ${#names[@]} - 1) / ${#names[@]})) || found=1; done
   return $found
 }
 export -f fuzz_one fuzz_lot
