@@ -116,7 +116,7 @@ Manifest MakeManifest(ByteReader& in) {
 
 // Bytes as shape and dtype say, chunks as the bytes say, tensors in order.
 void RepairPart(json& part, int64_t bytes) {
-  if (!part.is_object() || bytes < 0) return;
+  if (!part.is_object() || bytes < 0 || bytes > kMaxTensorBytes) return;
   part["bytes"] = bytes;
   json& chunks = part["chunks"];
   if (!chunks.is_array()) chunks = json::array();
