@@ -4,7 +4,9 @@
 //   identical values to the base    -> codec base, 0 bytes
 //   2-D, few elements changed       -> codec sparse, exactly: where that is at most as large as one
 //                                      bit a weight (a linear weight of a block: up to 3 % of bf16
-//                                      elements), or half of the raw bytes (another 2-D weight)
+//                                      elements); or half of the raw bytes (another 2-D weight, and
+//                                      one of a block of whose update one bit would miss over 0.9:
+//                                      short RL and SFT steps, which change 3 to 10 %)
 //   2-D linear weight of a block    -> codec bitdelta: sign bits + float32 alpha per output row
 //   anything else that changed      -> codec raw, exactly: norms, biases, embeddings, head,
 //   routers,

@@ -12,6 +12,7 @@
 #include "kernels/bitdelta/signs.h"
 #include "store/artifact_source.h"
 #include "store/safetensors.h"
+#include "store/variant_gate.h"
 #include "tests/unit/pipeline/test_model.h"
 
 namespace stockpot {
@@ -134,16 +135,19 @@ TEST_F(BitDeltaCodecTest, FewChangedElementsAreStoredExactly) {
     tuned.SetBytes(name, DType::kBF16, base.Find(name)->shape, bytes);
     return tuned;
   };
-  // 24 x 24: one bit costs 168 bytes, a changed element 4 beside 96 for the rows.
+  // 24 x 24: one bit costs 168 bytes, a changed element 4 beside 96 for the rows: up to 18 sparse is
+  // smaller. With 57 one bit would still miss over 0.9 of the update, with 288 half of it.
   for (const auto& [name, count, codec] :
        {std::tuple(kQ, 1, Codec::kSparse), std::tuple(kQ, 18, Codec::kSparse),
-        std::tuple(kQ, 19, Codec::kBitDelta), std::tuple(kEmbed, 3, Codec::kSparse)}) {
+        std::tuple(kQ, 19, Codec::kSparse), std::tuple(kQ, 57, Codec::kSparse),
+        std::tuple(kQ, 288, Codec::kBitDelta), std::tuple(kEmbed, 3, Codec::kSparse)}) {
     SCOPED_TRACE(name + " " + std::to_string(count));
     const TestModel tuned = changed(name, static_cast<size_t>(count));
     const auto variant = Build(tuned);
     ASSERT_OK(variant);
     const TensorEntry* entry = variant->Find(name);
     EXPECT_EQ(entry->codec, codec);
+    EXPECT_FALSE(Judge(GateConfig{}, *MeasuresOf(*variant)).has_value());  // it is served
     ExpectDecodes(*variant, base, tuned);
     if (codec != Codec::kSparse) continue;
     EXPECT_EQ(entry->stored_bytes(), 4 * entry->shape[0] + 4 * count);
@@ -162,8 +166,9 @@ TEST_F(BitDeltaCodecTest, AnUnchangedCheckpointCostsNothingAndSignOfZeroIsPlus) 
   ASSERT_OK(variant);
   EXPECT_EQ(variant->stored_bytes(), 0);
   TestModel one = base;
-  // All of row 1, so that one bit is smaller than the elements; the others' deltas are 0.
-  for (int64_t i = 24; i < 48; ++i) {
+  // All of rows 1 to 12, so that one bit is smaller than the elements and misses half; the others'
+  // deltas are 0.
+  for (int64_t i = 24; i < 13 * 24; ++i) {
     one.SetElement(kQ, i, base.Values(kQ)[static_cast<size_t>(i)] + 1.0);
   }
   const auto row = Build(one);
