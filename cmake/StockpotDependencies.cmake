@@ -3,6 +3,7 @@ find_package(TorchWheel REQUIRED)  # stockpot::torch, out of the Python environm
 find_package(Threads REQUIRED)
 find_package(RocksDB REQUIRED)
 find_package(hwy REQUIRED)
+find_package(Eigen3 3.3 REQUIRED NO_MODULE)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(spdlog REQUIRED)

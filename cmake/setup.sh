@@ -18,7 +18,7 @@ fi
 packages=(g++ cmake ninja-build ccache lld pkg-config git python3-venv
   librocksdb-dev libthrift-dev thrift-compiler libhwy-dev libboost-dev libboost-context-dev
   libpcre2-dev libicu-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libssl-dev libzstd-dev libtomlplusplus-dev
-  libgtest-dev libgmock-dev libbenchmark-dev curl openssl
+  libeigen3-dev libgtest-dev libgmock-dev libbenchmark-dev curl openssl
   clang libclang-rt-14-dev)  # of the fuzzers alone
 missing=()
 for package in "${packages[@]}"; do

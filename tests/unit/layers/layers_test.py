@@ -38,6 +38,7 @@ OUTSIDE = {
     r"boost/(asio|beast)": ["serve/http", "tests"],
     r"nlohmann/": ["store", "serve", "thrift", "trainer_hooks/cpp", "examples", "tests"],
     r"(cuda|cusolver|cublas|nccl)[A-Za-z_0-9]*\.h": ["kernels", "tests/unit/kernels"],
+    r"Eigen/": ["store/adapter_merge"],
     r"hwy/": ["kernels", "tests"],
     r"CLI/": ["serve/bin", "tests/bench", "examples"],
     r"spdlog/": ["serve"],
