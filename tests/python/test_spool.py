@@ -34,7 +34,7 @@ def contents_of(step: int, tensors: dict[str, torch.Tensor]) -> Contents:
     threads = CopyThreads(1)
     buffer.fill(layout, tensors, threads)
     threads.stop()
-    return Contents(step, layout, {slot.key: buffer.view(slot) for slot in layout.slots},
+    return Contents(step, layout, buffer.views(layout),
                     {"config.json": b"{}", "empty": b""},
                     {"loss": 2.5, "nan": float("nan")}, Place())
 
@@ -233,7 +233,7 @@ def spool_rank(root: Path, step: int, rank: int, world: int) -> None:
     threads = CopyThreads(1)
     buffer.fill(layout, pieces, threads)
     threads.stop()
-    contents = Contents(step, layout, {slot.key: buffer.view(slot) for slot in layout.slots},
+    contents = Contents(step, layout, buffer.views(layout),
                         {"config.json": b"{}"} if rank == 0 else {}, {"loss": 1 / step},
                         Place(rank, world), "python")
     spool.add(contents, HEADER | {"base": "tiny"})

@@ -7,11 +7,13 @@ import threading
 import pytest
 import torch
 from stockpot import ErrorCode, StockpotError
+from stockpot.sharding import Place, pieces_of
 from stockpot.staging import (
     ALIGNMENT_BYTES,
     PIECE_BYTES,
     CopyThreads,
     Layout,
+    Planner,
     StagingBuffer,
     StagingPool,
 )
@@ -32,7 +34,8 @@ def stage(tensors: dict[str, torch.Tensor], cast_to: torch.dtype | None = None
     threads = CopyThreads(3)
     buffer.fill(layout, tensors, threads)
     threads.stop()
-    return layout, {slot.name: bytes(buffer.view(slot)) for slot in layout.slots}
+    views = buffer.views(layout)
+    return layout, {slot.name: bytes(views[slot.key]) for slot in layout.slots}
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -79,8 +82,9 @@ def test_large_and_small_tensors_with_any_number_of_threads(count: int, seed: in
     threads = CopyThreads(count)
     buffer.fill(layout, tensors, threads)
     threads.stop()
+    views = buffer.views(layout)
     for slot in layout.slots:
-        assert bytes(buffer.view(slot)) == bytes_of(tensors[slot.name]), slot.name
+        assert bytes(views[slot.key]) == bytes_of(tensors[slot.name]), slot.name
 
 
 def test_nan_and_negative_zero_keep_their_bits() -> None:
@@ -166,3 +170,29 @@ def test_waiting_ends_when_a_buffer_gets_free() -> None:
     pool.release(buffer)
     waiter.join(10)
     assert got == [buffer]
+
+
+def test_a_plan_is_made_again_for_whatever_it_depends_on() -> None:
+    weight, other = torch.randn(4, 6), torch.randn(4, 6)
+    planner = Planner(None)
+
+    def plan(tensors: dict[str, torch.Tensor], group: str = "") -> Layout:
+        return planner.plan(pieces_of(tensors, Place(), group=group))
+
+    first = plan({"a": weight, "b": other})
+    assert plan({"a": weight + 1, "b": other}) is first  # other values and memory, the same plan
+    changed = {
+        "name": {"a": weight, "c": other},
+        "order": {"b": weight, "a": other},
+        "shape": {"a": weight, "b": torch.randn(6, 4)},
+        "dtype": {"a": weight, "b": other.double()},
+        "tie": {"a": weight, "b": weight},
+        "fewer": {"a": weight},
+        "more": {"a": weight, "b": other, "c": other + 1},
+    }
+    for what, tensors in changed.items():
+        plan({"a": weight, "b": other})
+        assert plan(tensors) == Layout.plan(tensors, None), what
+    assert plan({"a": weight}, "optimizer").slots[0].group == "optimizer"
+    with pytest.raises(StockpotError, match="b is not a dense tensor"):
+        plan({"a": weight, "b": torch.empty(4, 6, device="meta")})

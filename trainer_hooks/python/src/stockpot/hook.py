@@ -23,7 +23,7 @@ from stockpot.resuming import Resumed, State, unwrap
 from stockpot.rpc.ttypes import RunConfig
 from stockpot.sending import SaveJob
 from stockpot.sharding import Piece, Place
-from stockpot.staging import MAX_COPY_THREADS, CopyThreads, Layout, StagingPool
+from stockpot.staging import MAX_COPY_THREADS, CopyThreads, Layout, Planner, StagingPool
 from stockpot.uploader import HookStats, ReportJob, Target, Uploader, logger
 
 # What belongs to a model beside its weights, by name in a Hugging Face folder.
@@ -141,6 +141,7 @@ class CheckpointHook:
         self._place: Place | None = None
         self._resumed_from = ""
         self._pool = StagingPool(staging_bytes)
+        self._planner = Planner(cast_to)
         self._copy_threads = CopyThreads(min(MAX_COPY_THREADS, os.cpu_count() or 1))
         self._uploader = Uploader(
             Target(address, run, base, config or RunConfig(), dict(tags or {}),
@@ -279,7 +280,7 @@ class CheckpointHook:
         pieces = self._pieces_of_model(model, place)
         if state is not None:
             pieces += resuming.pieces_of_state(state, model, place, step)
-        layout = Layout.plan(pieces, self._cast_to)
+        layout = self._planner.plan(pieces)
         files = _files_of(model, self._cast_to) | self._files
         self._check_dtype(layout, files)
         numbers = {name: _number(value) for name, value in metrics.items()}
@@ -296,7 +297,7 @@ class CheckpointHook:
             self._pool.release(buffer)
             raise
         contents = spool.Contents(
-            step, layout, {slot.key: buffer.view(slot) for slot in layout.slots},
+            step, layout, buffer.views(layout),
             files if place.rank == 0 else {}, numbers, place,
             self._attempt if place.world > 1 else "", self._resumed_from)
         if not self._uploader.submit(SaveJob(contents, buffer)):

@@ -68,6 +68,8 @@ class Piece:
 
 def is_sharded(value: object) -> bool:
     """Whether it is a DTensor."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):  # at once: there are thousands
+        return False
     return isinstance(value, torch.Tensor) and hasattr(value, "device_mesh") \
         and hasattr(value, "placements")
 
@@ -128,19 +130,25 @@ def pieces_of(tensors: Mapping[str, torch.Tensor], place: Place, *, group: str =
 def ties_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Names of tensors that are another one's memory, and that other's name: the first of them."""
     ties: dict[str, str] = {}
-    roots: dict[tuple[Any, ...], str] = {}
+    roots: dict[int, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}  # by address
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():
             continue
         local = tensor.detach().to_local() if is_sharded(tensor) else tensor
         if not local.numel() or local.is_meta or local.layout != torch.strided:
             continue
-        memory = (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride(),
-                  tuple(tensor.shape))
-        root = roots.setdefault(memory, name)
-        if root != name:
+        here = roots.setdefault(local.data_ptr(), [])
+        memory = _memory_of(local, tensor) if here else ()
+        root = next((root for root, *of_root in here if _memory_of(*of_root) == memory), "")
+        if root:
             ties[name] = root
+        else:
+            here.append((name, local, tensor))
     return ties
+
+
+def _memory_of(local: torch.Tensor, whole: torch.Tensor) -> tuple[Any, ...]:
+    return local.device, local.dtype, local.shape, local.stride(), whole.shape
 
 
 def ties_of_module(module: torch.nn.Module) -> dict[str, str]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -40,7 +41,7 @@ class Slot:
     global_shape: tuple[int, ...] = ()  # of the whole tensor; both empty: the slot is all of it
     begin: tuple[int, ...] = ()  # of the piece, in elements of the whole tensor
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Unique within a checkpoint: names are within their group, pieces by where they begin."""
         place = f"@{self.begin}" if self.begin else ""
@@ -89,6 +90,30 @@ class Layout:
             slots.append(Slot(piece.name, dtype, sizes, end, size, "", piece.group, *where))
             end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return cls(tuple(slots), end)
+
+
+class Planner:
+    """Plans layouts and knows the last one again.
+
+    Training pushes the same shapes every time, and waits while a plan is made.
+    """
+
+    def __init__(self, cast_to: torch.dtype | None) -> None:
+        self._cast_to = cast_to
+        self._facts: list[tuple[object, ...]] = []  # all that a plan depends on
+        self._layout: Layout | None = None
+
+    def plan(self, pieces: Sequence[Piece]) -> Layout:
+        """As Layout.plan()."""
+        facts: list[tuple[object, ...]] = []
+        for piece in pieces:
+            tensor, box = piece.tensor, piece.box
+            facts.append((piece.name, piece.group, piece.alias_of, piece.shape, box.offsets,
+                          box.sizes, tensor.shape, tensor.dtype, tensor.layout, tensor.is_meta))
+        if self._layout is None or facts != self._facts:
+            self._layout = Layout.plan(pieces, self._cast_to)
+            self._facts = facts
+        return self._layout
 
 
 def _check_storable(name: str, tensor: torch.Tensor) -> None:
@@ -158,14 +183,14 @@ class StagingBuffer:
             pieces = pieces_of(pieces, Place())
         devices = set()
         plain: list[tuple[int, int, int]] = []
+        begin = self._bytes.data_ptr()
         with torch.no_grad():
             for slot, piece in zip(layout.slots, pieces, strict=True):
                 if slot.size == 0:
                     continue
                 source = piece.tensor
                 if _is_plain_memory(source) and source.dtype == slot.dtype:
-                    plain.append((self._bytes.data_ptr() + slot.offset, source.data_ptr(),
-                                  slot.size))
+                    plain.append((begin + slot.offset, source.data_ptr(), slot.size))
                     continue
                 target = self._bytes.narrow(0, slot.offset, slot.size)
                 target = target.view(slot.dtype).view(slot.shape)
@@ -176,9 +201,10 @@ class StagingBuffer:
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
 
-    def view(self, slot: Slot) -> memoryview:
-        """The bytes of a slot; valid until the buffer goes back to the pool."""
-        return memoryview(self._bytes.numpy())[slot.offset:slot.offset + slot.size]
+    def views(self, layout: Layout) -> dict[str, memoryview]:
+        """The bytes of each slot by its key; valid until the buffer goes back to the pool."""
+        whole = memoryview(self._bytes.numpy())
+        return {slot.key: whole[slot.offset:slot.offset + slot.size] for slot in layout.slots}
 
 
 class StagingPool:
