@@ -21,9 +21,10 @@ namespace keys = catalog_keys;
 
 // Of the store itself, not of what it holds.
 bool IsOwnRecord(std::string_view key) {
-  // A copy holds its chunks whole, whatever form they have here.
+  // A copy holds its chunks whole, whatever form they have here, and does not go on with our jobs'
+  // work: nothing else names its chunks.
   return key == keys::kFormat || key == keys::kNextPack || key == keys::kBackupEvent ||
-         key.starts_with(keys::kHistory);
+         key.starts_with(keys::kHistory) || key.starts_with(keys::kDrafts);
 }
 
 // Whether something lies there that is not of a store; one may have been killed while it was made.

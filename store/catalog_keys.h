@@ -23,6 +23,7 @@ inline constexpr std::string_view kRoutes = "route/";                  // + name
 inline constexpr std::string_view kJobs = "job/";                      // + key
 inline constexpr std::string_view kOpenJobs = "open/";                 // + u64 sequence -> job's key
 inline constexpr std::string_view kOpenJobsKept = "meta/open_jobs";    // "1": kOpenJobs is whole
+inline constexpr std::string_view kDrafts = "draft/";                  // + job's key
 inline constexpr std::string_view kRetention = "retention/";           // + run
 inline constexpr std::string_view kProbes = "probe/";                  // + run
 inline constexpr std::string_view kGates = "gate/";                    // + run

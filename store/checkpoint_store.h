@@ -77,6 +77,12 @@ struct ResumeChange {
   bool forget = false;  // takes it out again; no error where there is none
 };
 
+// What a job has made so far (CheckpointStore::GetDraft).
+struct DraftChange {
+  std::string job;  // key
+  Manifest made;    // valid by itself; every chunk it names must have been put
+};
+
 struct PinChange {
   Pin pin;         // time_ms is set by the store
   bool on = true;  // false: takes the pin off; no error where there is none
@@ -90,7 +96,9 @@ struct Commit {
   std::vector<StepRecord> steps;
   std::vector<AliasMove> aliases;
   std::vector<RouteMove> routes;
-  std::vector<Job> jobs;  // new ones, or new states of known ones (by key)
+  // New ones, or new states of known ones (by key). One that is done or failed loses its draft.
+  std::vector<Job> jobs;
+  std::vector<DraftChange> drafts;  // in place of the job's last one
   std::vector<Eval> evals;
   std::vector<ResumeChange> resumes;  // AlreadyExists: the key of the run has a decision
   std::vector<RetentionChange> retention;
@@ -270,6 +278,9 @@ class CheckpointStore {
   // Queued and running ones, by sequence, without looking at the others.
   std::vector<Job> ListOpenJobs() const;
   std::optional<Job> GetJob(std::string_view key) const;
+  // What an interrupted job had made: its chunks are durable, and stay until the job ends. No
+  // artifact, not listed, not in backups. Null: nothing, or nothing that can be read.
+  std::optional<Manifest> GetDraft(std::string_view job) const;
   std::vector<Eval> ListEvals(const Digest& artifact) const;
   RetentionPolicy GetRetention(std::string_view run) const;  // the default where none is set
   // Null: the run has none. Corruption: it cannot be read.

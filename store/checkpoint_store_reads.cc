@@ -352,6 +352,13 @@ Result<std::optional<ProbeSet>> CheckpointStore::GetProbe(std::string_view run) 
   return std::optional(std::move(probe));
 }
 
+std::optional<Manifest> CheckpointStore::GetDraft(std::string_view job) const {
+  const auto raw = impl_->catalog->Get(Column::kRecords, keys::Named(keys::kDrafts, job));
+  if (!raw.ok() || !raw->has_value()) return std::nullopt;
+  Result<Manifest> made = Manifest::FromJson(**raw);
+  return made.ok() ? std::optional(*std::move(made)) : std::nullopt;
+}
+
 Result<GateConfig> CheckpointStore::GetGate(std::string_view run) const {
   STOCKPOT_ASSIGN_OR_RETURN(
       const auto raw, impl_->catalog->Get(Column::kRecords, keys::Named(keys::kGates, run)));

@@ -19,7 +19,7 @@ constexpr size_t kMaxJobKeyBytes = 1024;
 Status CheckAgainstBase(const TensorEntry& tensor, const Manifest& base) {
   const TensorEntry* origin = base.Resolve(tensor.name);
   if (origin == nullptr) return InvalidArgument("the base has no such tensor");
-  if (origin->shape != tensor.shape) return InvalidArgument("the base's tensor has another shape");
+  if (!FitsOver(tensor, *origin)) return InvalidArgument("the base's tensor has another shape");
   if (tensor.codec != Codec::kBase) return OkStatus();
   if (origin->dtype != tensor.dtype) return InvalidArgument("the base's tensor has another dtype");
   const auto data = origin->parts.find("data");
@@ -209,6 +209,10 @@ Result<PreparedCommit> PrepareCommit(Commit commit, const LoadManifest& load) {
   for (const Job& job : c.jobs) {
     if (!IsPrintableName(job.key, kMaxJobKeyBytes)) return InvalidArgument("a job without a key");
     if (!jobs.insert(job.key).second) return InvalidArgument("job " + job.key + " is there twice");
+  }
+  for (const DraftChange& draft : c.drafts) {
+    const Status status = draft.made.Validate();
+    if (!status.ok()) return status.WithContext("draft of job " + draft.job);
   }
   for (const Eval& eval : c.evals) STOCKPOT_RETURN_IF_ERROR(CheckEval(eval));
   STOCKPOT_RETURN_IF_ERROR(CheckRetentionParts(c));

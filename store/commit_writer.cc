@@ -45,6 +45,7 @@ Result<int64_t> CommitWriter::Add(const PreparedCommit& prepared) {
     own_artifacts_[prepared.artifacts[i].digest] = commit.artifacts[i].kind;
   }
   STOCKPOT_RETURN_IF_ERROR(CheckArtifacts(prepared));
+  STOCKPOT_RETURN_IF_ERROR(CheckDrafts(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckRuns(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckSteps(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckReferences(commit));
@@ -56,6 +57,9 @@ Result<int64_t> CommitWriter::Add(const PreparedCommit& prepared) {
   STOCKPOT_ASSIGN_OR_RETURN(const std::vector<Job> jobs, NumberJobs(commit.jobs));
 
   WriteArtifacts(prepared);
+  for (const DraftChange& draft : commit.drafts) {
+    batch_.Put(Column::kRecords, keys::Named(keys::kDrafts, draft.job), draft.made.ToJson());
+  }
   WriteJobs(jobs);
   WriteRecords(commit);
   WriteMoves(commit.aliases, keys::kAliases);
@@ -75,6 +79,13 @@ Status CommitWriter::CheckArtifacts(const PreparedCommit& prepared) {
     if (stored) continue;  // its chunks were checked when it came
     STOCKPOT_RETURN_IF_ERROR(
         CheckChunks(prepared.commit.artifacts[i]).WithContext("artifact " + digest.ShortHex()));
+  }
+  return OkStatus();
+}
+
+Status CommitWriter::CheckDrafts(const Commit& commit) {
+  for (const DraftChange& draft : commit.drafts) {
+    STOCKPOT_RETURN_IF_ERROR(CheckChunks(draft.made).WithContext("draft of job " + draft.job));
   }
   return OkStatus();
 }
@@ -397,6 +408,7 @@ void CommitWriter::WriteJobs(const std::vector<Job>& jobs) {
       batch_.Put(Column::kRecords, open, job.key);
     } else {
       batch_.Delete(Column::kRecords, open);
+      batch_.Delete(Column::kRecords, keys::Named(keys::kDrafts, job.key));
     }
   }
   if (!jobs.empty()) {

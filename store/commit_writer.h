@@ -53,6 +53,7 @@ class CommitWriter {
 
  private:
   Status CheckArtifacts(const PreparedCommit& prepared);
+  Status CheckDrafts(const Commit& commit);
   Status CheckChunks(const Manifest& manifest);
   Status CheckPart(const Part& part);
   Status CheckReferences(const Commit& commit);

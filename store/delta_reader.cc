@@ -25,7 +25,7 @@ Status DeltaReader::Check(const TensorEntry& entry, const TensorEntry& base) {
   if (base.codec != Codec::kRaw || !base.alias_of.empty() || !base.pieces.empty()) {
     return Corruption("the base's tensor is not stored whole");
   }
-  if (base.shape != entry.shape) {
+  if (!FitsOver(entry, base)) {
     return Corruption("shape " + ShapeText(entry.shape) + ", the base has " +
                       ShapeText(base.shape));
   }
@@ -57,8 +57,9 @@ Status DeltaReader::Read(int64_t offset, std::span<std::byte> out) const {
   const int64_t end = offset + size;
   const int64_t end_row = (end + row_bytes - 1) / row_bytes;
   std::vector<std::byte> decoded;
-  for (int64_t row = offset / row_bytes; row < end_row; row += block_rows) {
-    const int64_t rows = std::min(block_rows, end_row - row);
+  const int64_t overlap = entry_.overlap_rows();
+  for (int64_t row = offset / row_bytes, rows = 0; row < end_row; row += rows) {
+    rows = std::min(block_rows, (row < overlap ? std::min(overlap, end_row) : end_row) - row);
     decoded.resize(static_cast<size_t>(rows * row_bytes));
     STOCKPOT_RETURN_IF_ERROR(DecodeRows(row, rows, decoded.data()));
     const int64_t from = std::max(offset, row * row_bytes);
@@ -70,6 +71,7 @@ Status DeltaReader::Read(int64_t offset, std::span<std::byte> out) const {
 }
 
 Status DeltaReader::DecodeRows(int64_t row, int64_t rows, std::byte* out) const {
+  if (row >= entry_.overlap_rows()) return ReadRowsBehind(row, rows, out);
   const int64_t base_row_bytes = base_.shape[1] * DTypeSize(base_.dtype);
   const Part& data = base_.parts.at("data");
   const size_t bytes = static_cast<size_t>(rows * base_row_bytes);
@@ -100,12 +102,18 @@ Status DeltaReader::DecodeSigns(int64_t row, int64_t rows, const std::byte* base
   return OkStatus();
 }
 
+Status DeltaReader::ReadRowsBehind(int64_t row, int64_t rows, std::byte* out) const {
+  const int64_t row_bytes = entry_.shape[1] * DTypeSize(dtype_);
+  return read_(entry_.parts.at("rows"), (row - entry_.overlap_rows()) * row_bytes,
+               {out, static_cast<size_t>(rows * row_bytes)});
+}
+
 // Writes the changed elements over the base's.
 Status DeltaReader::Patch(int64_t row, int64_t rows, std::byte* out) const {
   const int64_t cols = entry_.shape[1];
   const int64_t size = DTypeSize(dtype_);
   const Part& values_part = entry_.parts.at("values");
-  std::vector<uint32_t> counts(static_cast<size_t>(entry_.shape[0]));
+  std::vector<uint32_t> counts(static_cast<size_t>(entry_.overlap_rows()));
   STOCKPOT_RETURN_IF_ERROR(read_(entry_.parts.at("counts"), 0, AsBytes(counts)));
   STOCKPOT_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
                             SparseOffsets(counts, cols, values_part.bytes / size));

@@ -1,6 +1,7 @@
-// The logical bytes of a tensor that is stored as a difference to its base's: codec bitdelta (base +
-// alpha * sign) or sparse (the base with its changed elements). One decoder for the store and for
-// clients, so that an export has the same bits wherever it is made.
+// The logical bytes of a tensor that is stored as a difference to its base's: codec bitdelta (base
+// + alpha * sign) or sparse (the base with its changed elements, and rows of its own behind them).
+// One decoder for the store and for clients, so that an export has the same bits wherever it is
+// made.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,7 @@ class DeltaReader {
   Status DecodeRows(int64_t row, int64_t rows, std::byte* out) const;
   Status DecodeSigns(int64_t row, int64_t rows, const std::byte* base, std::byte* out) const;
   Status Patch(int64_t row, int64_t rows, std::byte* out) const;
+  Status ReadRowsBehind(int64_t row, int64_t rows, std::byte* out) const;
 
   const TensorEntry& entry_;
   const TensorEntry& base_;

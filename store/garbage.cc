@@ -2,8 +2,8 @@
 // out of the index, and gives their bytes back by compacting packs.
 //
 //   purge     one commit: the artifacts are gone, their chunks still indexed
-//   mark      every chunk of every manifest that is left, and what their history forms need
-//   sweep     index entries of the others, in synced batches, each under the lead of commits
+//   mark      every chunk of every manifest and draft that is left, and what their history forms
+//   need sweep     index entries of the others, in synced batches, each under the lead of commits
 //   compact   live records of sparse packs are appended to the open pack; a commit flips the index
 //             to them; packs that no entry names are unlinked after that
 //
@@ -168,7 +168,17 @@ class GarbageCollector {
       ForEachChunk(*manifest, [&](const Digest& chunk) { live_.insert(chunk); });
       if (impl_.IsShutDown()) return Unavailable("the store is shutting down");
     }
-    return OkStatus();
+    return MarkDrafts();
+  }
+
+  // What interrupted jobs will go on from. One that cannot be read is made anew.
+  Status MarkDrafts() {
+    return impl_.catalog->Scan(
+        Column::kRecords, catalog_keys::kDrafts, "", [&](std::string_view, std::string_view json) {
+          const Result<Manifest> made = Manifest::FromJson(json);
+          if (made.ok()) ForEachChunk(*made, [&](const Digest& chunk) { live_.insert(chunk); });
+          return true;
+        });
   }
 
   // Differences of chunks that stay to ones that nobody else needs are encoded anew, against the

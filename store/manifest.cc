@@ -43,12 +43,27 @@ Status CheckRole(const TensorEntry& tensor, const std::string& role, int64_t byt
   return CheckPart(it->second, kMaxTensorBytes).WithContext("part '" + role + "'");
 }
 
+// The rows behind the base's last: whole ones, and some.
+Status CheckRowsBehind(const TensorEntry& tensor) {
+  const auto rows = tensor.parts.find("rows");
+  if (rows == tensor.parts.end()) return OkStatus();
+  const int64_t row_bytes = tensor.shape[1] * DTypeSize(tensor.dtype);
+  if (row_bytes == 0 || rows->second.bytes <= 0 || rows->second.bytes % row_bytes != 0 ||
+      rows->second.bytes > tensor.logical_bytes()) {
+    return InvalidArgument("part 'rows' has " + std::to_string(rows->second.bytes) +
+                           " bytes, a row has " + std::to_string(row_bytes));
+  }
+  return CheckPart(rows->second, kMaxTensorBytes).WithContext("part 'rows'");
+}
+
 Status CheckSparse(const TensorEntry& tensor) {
+  STOCKPOT_RETURN_IF_ERROR(CheckRowsBehind(tensor));
   const int64_t column_bytes = SparseColumnBytes(tensor.shape[1]);
   const auto columns = tensor.parts.find("columns");
   const int64_t changed = columns == tensor.parts.end() ? 0 : columns->second.bytes / column_bytes;
-  if (changed > tensor.elements()) return InvalidArgument("more changed elements than elements");
-  STOCKPOT_RETURN_IF_ERROR(CheckRole(tensor, "counts", 4 * tensor.shape[0]));
+  if (changed > tensor.overlap_rows() * tensor.shape[1])
+    return InvalidArgument("more changed elements than elements");
+  STOCKPOT_RETURN_IF_ERROR(CheckRole(tensor, "counts", 4 * tensor.overlap_rows()));
   STOCKPOT_RETURN_IF_ERROR(CheckRole(tensor, "columns", changed * column_bytes));
   return CheckRole(tensor, "values", changed * DTypeSize(tensor.dtype));
 }
@@ -114,7 +129,8 @@ Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
     return InvalidArgument("pieces of a tensor that is not raw");
   }
   constexpr std::array<size_t, kCodecNames.size()> kParts = {1, 0, 2, 3};  // by codec
-  const size_t parts = kParts[static_cast<size_t>(tensor.codec)];
+  const size_t behind = tensor.codec == Codec::kSparse ? tensor.parts.count("rows") : 0;
+  const size_t parts = kParts[static_cast<size_t>(tensor.codec)] + behind;
   if (tensor.parts.size() != parts) {
     return InvalidArgument("codec '" + std::string(CodecName(tensor.codec)) + "' has " +
                            std::to_string(parts) + " parts, not " +
@@ -268,6 +284,20 @@ int64_t TensorEntry::stored_bytes() const {
   int64_t bytes = 0;
   for (const auto& [role, part] : parts) bytes += part.bytes;
   return bytes;
+}
+
+int64_t TensorEntry::overlap_rows() const {
+  const int64_t rows = shape.empty() ? 1 : shape[0];
+  const auto behind = parts.find("rows");
+  if (behind == parts.end() || elements() == 0) return rows;
+  return rows - behind->second.bytes / (elements() / rows * DTypeSize(dtype));
+}
+
+bool FitsOver(const TensorEntry& tensor, const TensorEntry& base) {
+  if (tensor.codec != Codec::kSparse) return tensor.shape == base.shape;
+  if (tensor.shape.size() != 2 || base.shape.size() != 2) return false;
+  return tensor.shape[1] == base.shape[1] &&
+         tensor.overlap_rows() == std::min(tensor.shape[0], base.shape[0]);
 }
 
 const TensorEntry* Manifest::Find(std::string_view name) const {

@@ -22,8 +22,10 @@
 //     digest.
 //   - base: no parts, `content` names the base tensor's bytes; only in artifacts with a base
 //   - bitdelta: 2-D; "signs" of SignBytes(shape) and "alpha" of 4 * shape[0] bytes (F32)
-//   - sparse: 2-D, of float; "counts" of 4 * shape[0] bytes, "columns" and "values" of as many
-//     elements
+//   - sparse: 2-D, of float; "counts" of 4 * overlap_rows() bytes, "columns" and "values" of as
+//   many
+//     elements; and where it has more rows than the base's tensor (a vocabulary that grew), "rows":
+//     the bytes of those behind
 //   - alias_of names a tensor of the same manifest that is no alias, of the same dtype and shape
 //   - counts, ranks and sizes within the limits below, products without overflow
 #pragma once
@@ -54,7 +56,8 @@ inline constexpr int64_t kMaxAttributes = kMaxTensors + 1000;  // one a tensor, 
 inline constexpr int64_t kMaxAttributeKeyBytes = kMaxNameBytes + 64;
 inline constexpr int64_t kMaxAttributeBytes = int64_t{64} << 10;
 
-// A state is one group of a step's tensors that are no weights: the optimizer's, the random numbers'.
+// A state is one group of a step's tensors that are no weights: the optimizer's, the random
+// numbers'.
 enum class ArtifactKind : uint8_t { kBase, kCheckpoint, kMerge, kVariant, kAdapter, kState };
 std::string_view ArtifactKindName(ArtifactKind kind);  // "base", "checkpoint", ...
 Result<ArtifactKind> ArtifactKindFromName(std::string_view name);
@@ -84,13 +87,19 @@ struct TensorEntry {
   std::string alias_of;               // not empty: tied to that tensor; no parts, no codec
   std::vector<TensorBox> pieces;      // raw, not empty: cut like this, piece i in "data/<i>"
   std::map<std::string, Part> parts;  // by role: "data" | "data/0", ... | "signs", "alpha"
-                                      // | "counts", "columns", "values"
+                                      // | "counts", "columns", "values" and perhaps "rows"
   Digest content;                     // codec base: TreeDigest of the base tensor's bytes
 
   int64_t elements() const;       // product of the shape (1 for a scalar)
   int64_t logical_bytes() const;  // elements * size(dtype)
   int64_t stored_bytes() const;   // sum of the parts
+  // The rows that lie over the base's: all of them, but for those in a part "rows".
+  int64_t overlap_rows() const;
 };
+
+// Whether a tensor that is stored over the base's has its shape; of codec sparse it may have
+// another number of rows: then what both have lies one over the other.
+bool FitsOver(const TensorEntry& tensor, const TensorEntry& base);
 
 // InvalidArgument: a negative size, over kMaxRank dimensions or kMaxTensorBytes.
 Status CheckTensorShape(DType dtype, const std::vector<int64_t>& shape);

@@ -4,6 +4,9 @@
 //   "counts"   [d_out] uint32: changed elements of each row
 //   "columns"  [changed] uint16, uint32 where d_in > 65536: row by row, strictly ascending
 //   "values"   [changed] the tensor's own dtype: the fine-tuned values themselves
+//   "rows"     [more, d_in] likewise: only of a table that has more rows than the base's (a
+//              vocabulary that grew); d_out above is then the base's. A table with fewer rows is
+//              over the base's first ones, and has no such part.
 //
 // All little-endian. Reading is total: whatever the bytes, an error or a matrix.
 // Thread promise: pure functions.

@@ -285,6 +285,43 @@ std::string Replace(std::string text, std::string_view from, std::string_view to
   return text.replace(at, from.size(), to);
 }
 
+// A vocabulary that grew: the rows behind the base's are a part of their own.
+TEST(ManifestTest, RowsBehindTheBasesAreWholeAndTheTensors) {
+  const auto grown = [](int64_t behind_bytes) {
+    Manifest m;
+    m.kind = ArtifactKind::kVariant;
+    m.base = Sha256("base");
+    TensorEntry table{.name = "t", .dtype = DType::kBF16, .shape = {10, 3}};
+    table.codec = Codec::kSparse;
+    table.parts["rows"] = MakePart(behind_bytes);
+    table.parts["counts"] = MakePart(4 * 8);
+    table.parts["columns"] = MakePart(2 * 5);
+    table.parts["values"] = MakePart(2 * 5);
+    m.tensors.push_back(table);
+    return m;
+  };
+  const Manifest m = grown(12);
+  ASSERT_TRUE(m.Validate().ok()) << m.Validate().ToString();
+  EXPECT_EQ(Manifest::FromJson(m.ToJson())->ToJson(), m.ToJson());
+  EXPECT_EQ(m.tensors[0].overlap_rows(), 8);
+  EXPECT_EQ(m.logical_bytes(), 60);
+  for (const int64_t wrong : {0, 6, 13, 18, 60, 66}) {
+    EXPECT_THAT(grown(wrong).Validate().message(), HasSubstr("tensor 't'")) << wrong;
+  }
+  Manifest wide = m;
+  wide.tensors[0].shape = {10, 0};
+  EXPECT_THAT(wide.Validate().message(), HasSubstr("'rows'"));
+  Manifest dense = m;
+  dense.tensors[0].parts["columns"] = dense.tensors[0].parts["values"] = MakePart(2 * 25);
+  EXPECT_THAT(dense.Validate().message(), HasSubstr("more changed elements"));
+  TensorEntry base{.name = "t", .dtype = DType::kBF16, .shape = {8, 3}};
+  EXPECT_TRUE(FitsOver(m.tensors[0], base));
+  base.shape = {9, 3};
+  EXPECT_FALSE(FitsOver(m.tensors[0], base)) << "a row of the base's would be nowhere";
+  base.shape = {8, 4};
+  EXPECT_FALSE(FitsOver(m.tensors[0], base));
+}
+
 TEST(ManifestTest, RefusesEveryOtherSpelling) {
   const std::string json = FullManifest().ToJson();
   const std::vector<std::string> cases = {

@@ -95,6 +95,42 @@ TEST(SparseCodec, WhatIsWrittenComesBack) {
   }
 }
 
+// A table that has more rows than the base's, or fewer: wherever a read begins.
+TEST(SparseCodec, TablesOfAnotherHeightComeBack) {
+  std::mt19937_64 random(9);
+  const int64_t cols = 37;
+  for (const auto& [base_rows, rows] :
+       std::vector<std::pair<int64_t, int64_t>>{{5, 9}, {9, 5}, {7, 7}, {0, 3}, {1, 60'000}}) {
+    const Bytes base = Random(random, base_rows * cols * 2);
+    Bytes tuned = base;
+    tuned.resize(static_cast<size_t>(std::min(base_rows, rows) * cols * 2));
+    for (size_t i = 0; i < tuned.size(); i += 26) tuned[i] ^= std::byte{1};
+    const SparseShape overlap{std::min(base_rows, rows), cols, 2};
+    const SparseParts parts = EncodeSparse(base.data(), tuned.data(), overlap);
+    Stored stored(DType::kBF16, {base_rows, cols, 2}, base, parts);
+    stored.entry.shape[0] = rows;
+    if (rows > base_rows) {
+      const Bytes behind = Random(random, (rows - base_rows) * cols * 2);
+      stored.Put(stored.entry, "rows", behind);
+      tuned.insert(tuned.end(), behind.begin(), behind.end());
+    }
+    ASSERT_EQ(stored.entry.overlap_rows(), overlap.d_out);
+    ASSERT_TRUE(DeltaReader::Check(stored.entry, stored.base).ok());
+    const int64_t size = static_cast<int64_t>(tuned.size());
+    ASSERT_EQ(stored.Read(0, size).value(), tuned) << base_rows << " -> " << rows;
+    for (int i = 0; i < 20; ++i) {
+      const int64_t begin = static_cast<int64_t>(random() % static_cast<uint64_t>(size + 1));
+      const int64_t length = static_cast<int64_t>(
+          random() % static_cast<uint64_t>(std::min<int64_t>(size - begin, 700) + 1));
+      ASSERT_EQ(stored.Read(begin, length).value(),
+                Bytes(tuned.begin() + begin, tuned.begin() + begin + length));
+    }
+    TensorEntry other = stored.base;  // the rows that lie over it are not its own
+    other.shape[0] = rows > base_rows ? base_rows + 1 : rows - 1;
+    EXPECT_FALSE(DeltaReader::Check(stored.entry, other).ok()) << base_rows << " -> " << rows;
+  }
+}
+
 // Every single wrong number in counts or columns is an error or another matrix; never a read
 // outside, which the sanitizers would see.
 TEST(SparseCodec, PartsThatContradictThemselvesAreRefused) {

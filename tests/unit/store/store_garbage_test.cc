@@ -196,6 +196,40 @@ TEST_F(StoreGarbageTest, ChunksOfOpenSessionsStayAndThoseOfEndedOnesGo) {
   EXPECT_EQ(store_->HaveChunks(std::vector<Digest>{Sha256(orphan)}), std::vector<bool>{false});
 }
 
+// What an interrupted job will go on from outlives a restart and a collection; the end of the job
+// gives it back.
+TEST_F(StoreGarbageTest, TheDraftOfAJobStaysUntilTheJobEnds) {
+  CommitStep(1);
+  const auto fresh = RandomBytes(random_, kTensorBytes);
+  Manifest made;
+  made.kind = ArtifactKind::kVariant;
+  made.base = store_->GetRun("r")->base;
+  made.tensors.push_back(PutTensor(*store_, "half", fresh));
+  Job job{.key = "publish/x", .kind = JobKind::kPublish, .state = JobState::kRunning};
+  Commit commit;
+  commit.jobs.push_back(job);
+  commit.drafts.push_back({job.key, made});
+  ASSERT_TRUE(store_->Apply(commit).ok());
+  const std::vector<Digest> artifacts = store_->ListArtifacts();
+  Reopen();
+  EXPECT_EQ(Collect().chunks, 0);
+  ASSERT_TRUE(store_->GetDraft(job.key));
+  EXPECT_EQ(store_->GetDraft(job.key)->ToJson(), made.ToJson());
+  EXPECT_EQ(store_->ListArtifacts(), artifacts) << "a draft is no artifact";
+  EXPECT_EQ(*store_->ReadChunk(Sha256(fresh)), fresh);
+
+  Commit lacking = commit;
+  lacking.drafts[0].made.tensors[0].parts["data"].chunks[0] = Sha256("nobody put this");
+  EXPECT_EQ(store_->Apply(lacking).status().code(), StatusCode::kInvalidArgument);
+
+  job.state = JobState::kFailed;
+  Commit end;
+  end.jobs.push_back(job);
+  ASSERT_TRUE(store_->Apply(end).ok());
+  EXPECT_FALSE(store_->GetDraft(job.key));
+  EXPECT_EQ(Collect().chunk_bytes, static_cast<int64_t>(kTensorBytes));
+}
+
 TEST_F(StoreGarbageTest, PacksThatNobodyNamesGo) {
   CommitStep(1);
   store_.reset();
