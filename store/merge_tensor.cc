@@ -1,6 +1,7 @@
 #include "store/merge_tensor.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "kernels/base/aligned_buffer.h"
@@ -50,6 +51,11 @@ class BlockReader {
   AlignedBuffer<float> values_;
 };
 
+// The bits that are all set in NaN and infinity; added to the lowest of them they carry into the
+// sign.
+constexpr uint64_t kExponentOfDouble = uint64_t{0x7ff} << 52;
+constexpr uint64_t kLastExponentBit = uint64_t{1} << 52;
+
 template <DType kType>
 void Round(const double* values, int64_t n, std::byte* out) {
   for (int64_t i = 0; i < n; ++i) StoreWeight(values[i], kType, out, i);
@@ -65,9 +71,11 @@ class BlockWriter {
   // InvalidArgument: one of values() is not finite.
   Status Write(int64_t n) {
     const double* values = values_.data();
-    double poison = 0;  // NaN from the first value that is not finite
-    for (int64_t i = 0; i < n; ++i) poison += values[i] * 0;
-    if (poison != 0 || std::isnan(poison)) return InvalidArgument("a value is NaN or infinite");
+    uint64_t not_finite = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      not_finite |= (std::bit_cast<uint64_t>(values[i]) & kExponentOfDouble) + kLastExponentBit;
+    }
+    if (not_finite >> 63) return InvalidArgument("a value is NaN or infinite");
     const int64_t size = n * DTypeSize(dtype_);
     std::byte* bytes = bytes_.Reserve(size);
     if (dtype_ == DType::kF32) Round<DType::kF32>(values, n, bytes);

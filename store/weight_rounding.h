@@ -16,14 +16,14 @@ namespace stockpot {
 // stay.
 inline float FloatRoundedToOdd(double value) {
   const float nearest = static_cast<float>(value);
-  if (static_cast<double>(nearest) == value || value != value) return nearest;
-  uint32_t bits = std::bit_cast<uint32_t>(nearest);
-  if (bits & 1) return nearest;
-  // `nearest` is even: of the two floats around `value`, the odd one is its neighbour towards
-  // `value`.
+  const uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  const bool inexact = static_cast<double>(nearest) != value && value == value;
+  // Where `nearest` is even, the odd one of the two floats around `value` is its neighbour towards
+  // `value`. Without branches: which way it goes is as good as random.
   const bool away_from_zero = (value > 0) == (value > static_cast<double>(nearest));
-  bits += away_from_zero ? 1u : ~0u;
-  return std::bit_cast<float>(bits);
+  const uint32_t step = away_from_zero ? 1u : ~0u;
+  const uint32_t moves = 0u - static_cast<uint32_t>(inexact & !(bits & 1));
+  return std::bit_cast<float>(bits + (step & moves));
 }
 
 // Stores `value` as element `index` of a weight of dtype F32, F16 or BF16.

@@ -40,11 +40,17 @@ bool QlEigenvalues(std::vector<double>& d, std::vector<double>& squares) {
         const double square = squares[i], r = p + square;
         if (i != m - 1) squares[i + 1] = s * r;
         const double c_before = c, gamma_before = gamma;
+        // 1 / c is r / p: made beside c, so that the next p does not wait for two divisions.
+        const double inverse = r * (1 / p);
         c = p / r;
         s = square / r;
         gamma = c * (d[i] - sigma) - s * gamma_before;
         d[i + 1] = gamma_before + (d[i] - gamma);
-        p = c != 0 ? gamma * gamma / c : c_before * square;
+        if (c == 0) {
+          p = c_before * square;
+        } else {
+          p = std::isfinite(inverse) ? gamma * gamma * inverse : gamma * gamma / c;
+        }
       }
       squares[l] = s * p;
       d[l] = sigma + gamma;
