@@ -50,7 +50,7 @@ std::optional<Job> PublishOfBest(const CheckpointStore& store, const RunConfig& 
       config.publish == PublishPolicy::kEvery || config.publish == PublishPolicy::kBest ||
       (config.publish == PublishPolicy::kMerges && best.kind == ArtifactKind::kMerge);
   if (!publishes) return std::nullopt;
-  Job job = MakePublishJob(best.artifact, PublishCodec::kBitDelta, "");
+  Job job = MakePublishJob(best.artifact, config.publish_codec, "", config.publish_options);
   const std::optional<Job> known = store.GetJob(job.key);
   if (known && known->state != JobState::kDone) return std::nullopt;
   return job;

@@ -13,6 +13,7 @@
 #include "kernels/bitdelta/signs.h"
 #include "store/artifact_source.h"
 #include "store/model_structure.h"
+#include "store/publish_options.h"
 #include "store/sparse_codec.h"
 
 namespace stockpot {
@@ -485,7 +486,14 @@ class VariantBuilder {
 }  // namespace
 
 Result<Manifest> BuildVariant(CheckpointStore& store, const Digest& artifact, PublishCodec codec,
-                              ThreadPool& threads, const ProgressFunction& progress) {
+                              ThreadPool& threads, const ProgressFunction& progress,
+                              const PublishOptions& options) {
+  STOCKPOT_RETURN_IF_ERROR(CheckPublishOptions(codec, options));
+  if (codec == PublishCodec::kAuto || codec == PublishCodec::kSparse || options.planes > 1 ||
+      options.residual_rank > 0) {
+    return InvalidArgument("codec " + std::string(PublishCodecName(codec)) +
+                           " with these options is not built yet");
+  }
   return VariantBuilder(store, codec, threads, progress).Build(artifact);
 }
 

@@ -59,6 +59,7 @@ namespace stockpot {
 //                    squared error of one bit and one scale, whether or not that was chosen,
 //                    "row_error": likewise with a scale a row, as it is stored (of 1-bit tensors)}
 Result<Manifest> BuildVariant(CheckpointStore& store, const Digest& artifact, PublishCodec codec,
-                              ThreadPool& threads, const ProgressFunction& progress);
+                              ThreadPool& threads, const ProgressFunction& progress,
+                              const PublishOptions& options = {});
 
 }  // namespace stockpot

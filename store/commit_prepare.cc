@@ -7,6 +7,7 @@
 
 #include "store/commit_writer.h"
 #include "store/names.h"
+#include "store/publish_options.h"
 #include "store/variant_gate.h"
 
 namespace stockpot {
@@ -84,6 +85,8 @@ Status CheckRun(const Run& run) {
   if (!(c.merge_spectral >= 0 && c.merge_spectral <= 1)) {
     return InvalidArgument("merge_spectral is not in [0, 1]");
   }
+  STOCKPOT_RETURN_IF_ERROR(CheckPublishOptions(c.publish_codec, c.publish_options)
+                               .WithContext("what the run publishes"));
   if (c.quota_bytes < 0) return InvalidArgument("quota_bytes is negative");
   if (!IsPrintableName(c.best_metric, kMaxLabelBytes)) {
     return InvalidArgument("best_metric is empty, too long or not printable");

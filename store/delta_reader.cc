@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/bitdelta/signs.h"
+#include "store/bitdelta_parts.h"
 #include "store/sparse_codec.h"
 #include "store/tensor_source.h"
 #include "store/weight_rounding.h"
@@ -12,7 +13,7 @@
 namespace stockpot {
 namespace {
 
-constexpr int64_t kDecodeBytes = int64_t{4} << 20;  // of the base, decoded at a time
+constexpr int64_t kDecodeBytes = int64_t{2} << 20;  // of the base, decoded at a time
 
 template <typename T>
 std::span<std::byte> AsBytes(std::vector<T>& values) {
@@ -87,16 +88,51 @@ Status DeltaReader::DecodeRows(int64_t row, int64_t rows, std::byte* out) const 
 Status DeltaReader::DecodeSigns(int64_t row, int64_t rows, const std::byte* base,
                                 std::byte* out) const {
   const int64_t cols = entry_.shape[1];
+  std::vector<double> weights(static_cast<size_t>(rows * cols));
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    weights[static_cast<size_t>(i)] = LoadWeight(base, base_.dtype, i);
+  }
+  STOCKPOT_RETURN_IF_ERROR(AddPlanes(row, rows, weights));
+  STOCKPOT_RETURN_IF_ERROR(AddResidual(row, rows, weights));
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    StoreWeight(weights[static_cast<size_t>(i)], dtype_, out, i);
+  }
+  return OkStatus();
+}
+
+Status DeltaReader::AddPlanes(int64_t row, int64_t rows, std::span<double> weights) const {
+  const int64_t cols = entry_.shape[1];
   std::vector<uint8_t> signs(static_cast<size_t>(SignBytes(rows, cols)));
   std::vector<float> alpha(static_cast<size_t>(rows));
-  STOCKPOT_RETURN_IF_ERROR(
-      read_(entry_.parts.at("signs"), row * SignRowBytes(cols), AsBytes(signs)));
-  STOCKPOT_RETURN_IF_ERROR(read_(entry_.parts.at("alpha"), row * 4, AsBytes(alpha)));
+  for (int64_t plane = 0; plane < SignPlanes(entry_); ++plane) {
+    STOCKPOT_RETURN_IF_ERROR(
+        read_(entry_.parts.at(SignsRole(plane)), row * SignRowBytes(cols), AsBytes(signs)));
+    STOCKPOT_RETURN_IF_ERROR(read_(entry_.parts.at(AlphaRole(plane)), row * 4, AsBytes(alpha)));
+    for (int64_t r = 0; r < rows; ++r) {
+      const double scale = alpha[static_cast<size_t>(r)];
+      for (int64_t c = 0; c < cols; ++c) {
+        weights[static_cast<size_t>(r * cols + c)] += scale * SignAt(signs.data(), cols, r, c);
+      }
+    }
+  }
+  return OkStatus();
+}
+
+Status DeltaReader::AddResidual(int64_t row, int64_t rows, std::span<double> weights) const {
+  const int64_t rank = ResidualRank(entry_);
+  if (rank == 0) return OkStatus();
+  const int64_t cols = entry_.shape[1];
+  std::vector<uint16_t> a(static_cast<size_t>(rank * cols));
+  std::vector<uint16_t> b(static_cast<size_t>(rows * rank));
+  STOCKPOT_RETURN_IF_ERROR(read_(entry_.parts.at(kResidualA), 0, AsBytes(a)));
+  STOCKPOT_RETURN_IF_ERROR(read_(entry_.parts.at(kResidualB), row * rank * 2, AsBytes(b)));
   for (int64_t r = 0; r < rows; ++r) {
-    const double scale = alpha[static_cast<size_t>(r)];
-    for (int64_t c = 0; c < cols; ++c) {
-      const double weight = LoadWeight(base, base_.dtype, r * cols + c);
-      StoreWeight(weight + scale * SignAt(signs.data(), cols, r, c), dtype_, out, r * cols + c);
+    for (int64_t k = 0; k < rank; ++k) {
+      const double factor = FloatFromBF16(b[static_cast<size_t>(r * rank + k)]);
+      for (int64_t c = 0; c < cols; ++c) {
+        weights[static_cast<size_t>(r * cols + c)] +=
+            factor * FloatFromBF16(a[static_cast<size_t>(k * cols + c)]);
+      }
     }
   }
   return OkStatus();

@@ -88,4 +88,33 @@ Result<MergeArguments> ParseMergeArguments(const Job& job) {
   return args;
 }
 
+Result<PublishArguments> ParsePublishArguments(const Job& job) {
+  PublishArguments args;
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string hex, Argument(job, "artifact"));
+  STOCKPOT_ASSIGN_OR_RETURN(args.artifact, Digest::FromHex(hex));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string codec, Argument(job, "codec"));
+  STOCKPOT_ASSIGN_OR_RETURN(args.codec, PublishCodecFromName(codec));
+  STOCKPOT_ASSIGN_OR_RETURN(args.name, Argument(job, "name"));
+  if (job.args.contains("force")) {
+    args.force = job.args.at("force");
+    STOCKPOT_ASSIGN_OR_RETURN(args.by, Argument(job, "by"));
+  }
+  const auto integer = [&](const char* name, int64_t& value) -> Status {
+    if (!job.args.contains(name)) return OkStatus();
+    STOCKPOT_ASSIGN_OR_RETURN(value, IntegerArgument(job, name));
+    return OkStatus();
+  };
+  const auto number = [&](const char* name, double& value) -> Status {
+    if (!job.args.contains(name)) return OkStatus();
+    STOCKPOT_ASSIGN_OR_RETURN(value, NumberArgument(job, name));
+    return OkStatus();
+  };
+  STOCKPOT_RETURN_IF_ERROR(integer("planes", args.options.planes));
+  STOCKPOT_RETURN_IF_ERROR(integer("residual_rank", args.options.residual_rank));
+  STOCKPOT_RETURN_IF_ERROR(integer("max_bytes", args.options.max_bytes));
+  STOCKPOT_RETURN_IF_ERROR(number("max_share", args.options.max_share));
+  STOCKPOT_RETURN_IF_ERROR(number("max_error", args.options.max_error));
+  return args;
+}
+
 }  // namespace stockpot

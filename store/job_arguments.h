@@ -23,4 +23,15 @@ struct MergeArguments {
 
 Result<MergeArguments> ParseMergeArguments(const Job& job);
 
+struct PublishArguments {
+  Digest artifact;
+  PublishCodec codec = PublishCodec::kBitDelta;
+  PublishOptions options;
+  std::string name;   // empty: the default names
+  std::string force;  // not empty: why the gate's refusal does not count
+  std::string by;     // who said so
+};
+
+Result<PublishArguments> ParsePublishArguments(const Job& job);
+
 }  // namespace stockpot

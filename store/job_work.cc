@@ -193,16 +193,14 @@ Job JobWork::Finished(Job job, const Digest& result) const {
 }
 
 Result<JobWork::PublishRequest> JobWork::ReadPublish(const Job& job) const {
-  PublishRequest request;
-  STOCKPOT_ASSIGN_OR_RETURN(const std::string hex, Argument(job, "artifact"));
-  STOCKPOT_ASSIGN_OR_RETURN(request.artifact, Digest::FromHex(hex));
-  STOCKPOT_ASSIGN_OR_RETURN(const std::string codec, Argument(job, "codec"));
-  STOCKPOT_ASSIGN_OR_RETURN(request.codec, PublishCodecFromName(codec));
-  STOCKPOT_ASSIGN_OR_RETURN(request.name, Argument(job, "name"));
-  if (const auto force = job.args.find("force"); force != job.args.end()) {
-    request.force = force->second;
-    STOCKPOT_ASSIGN_OR_RETURN(request.by, Argument(job, "by"));
-  }
+  STOCKPOT_ASSIGN_OR_RETURN(const PublishArguments args, ParsePublishArguments(job));
+  PublishRequest request{.artifact = args.artifact,
+                         .source = {},
+                         .codec = args.codec,
+                         .options = args.options,
+                         .name = args.name,
+                         .force = args.force,
+                         .by = args.by};
   STOCKPOT_ASSIGN_OR_RETURN(request.source, store_.GetManifest(request.artifact));
   return request;
 }
@@ -217,7 +215,7 @@ Status JobWork::Publish(const Job& job, const ProgressFunction& progress) {
   };
   STOCKPOT_ASSIGN_OR_RETURN(
       const Manifest variant,
-      BuildVariant(store_, request.artifact, request.codec, threads_, half(0)));
+      BuildVariant(store_, request.artifact, request.codec, threads_, half(0), request.options));
   STOCKPOT_ASSIGN_OR_RETURN(const GateOutcome gate, PassGate(request, variant, half(0.5)));
   if (gate.probe && std::isfinite(gate.probe->full_loss)) {
     STOCKPOT_RETURN_IF_ERROR(KeepLoss(request.source, request.artifact, gate.probe->texts,

@@ -42,6 +42,7 @@ class JobWork {
     Digest artifact;
     Manifest source;  // the artifact's
     PublishCodec codec = PublishCodec::kBitDelta;
+    PublishOptions options;
     std::string name;   // empty: the default names
     std::string force;  // not empty: why the gate's refusal does not count
     std::string by;     // who said so

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/bitdelta/signs.h"
+#include "store/bitdelta_parts.h"
 #include "store/names.h"
 #include "store/sparse_codec.h"
 
@@ -131,7 +131,7 @@ Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
   constexpr std::array<size_t, kCodecNames.size()> kParts = {1, 0, 2, 3};  // by codec
   const size_t behind = tensor.codec == Codec::kSparse ? tensor.parts.count("rows") : 0;
   const size_t parts = kParts[static_cast<size_t>(tensor.codec)] + behind;
-  if (tensor.parts.size() != parts) {
+  if (tensor.codec != Codec::kBitDelta && tensor.parts.size() != parts) {
     return InvalidArgument("codec '" + std::string(CodecName(tensor.codec)) + "' has " +
                            std::to_string(parts) + " parts, not " +
                            std::to_string(tensor.parts.size()));
@@ -150,8 +150,12 @@ Status CheckTensor(const Manifest& manifest, const TensorEntry& tensor) {
                            " of a tensor that is not 2-D or not float");
   }
   if (tensor.codec == Codec::kSparse) return CheckSparse(tensor);
-  STOCKPOT_RETURN_IF_ERROR(CheckRole(tensor, "signs", SignBytes(tensor.shape[0], tensor.shape[1])));
-  return CheckRole(tensor, "alpha", 4 * tensor.shape[0]);
+  STOCKPOT_RETURN_IF_ERROR(CheckBitDeltaRoles(tensor));
+  for (const auto& [role, part] : tensor.parts) {
+    STOCKPOT_RETURN_IF_ERROR(
+        CheckPart(part, kMaxTensorBytes).WithContext("part '" + role + "'"));
+  }
+  return OkStatus();
 }
 
 // What must hold between kind, base, run and step.

@@ -21,7 +21,10 @@
 //     with a base. One cut has one spelling: the same content, cut the same way, has the same
 //     digest.
 //   - base: no parts, `content` names the base tensor's bytes; only in artifacts with a base
-//   - bitdelta: 2-D; "signs" of SignBytes(shape) and "alpha" of 4 * shape[0] bytes (F32)
+//   - bitdelta: 2-D, of float; "signs" of SignBytes(shape) and "alpha" of 4 * shape[0] bytes (F32).
+//     Further planes, up to kMaxSignPlanes of them without a gap: "signs/1" and "alpha/1", ...
+//     Perhaps a low-rank residual: "residual_a" [r, shape[1]] and "residual_b" [shape[0], r] of
+//     BF16, 1 <= r <= min(shape)
 //   - sparse: 2-D, of float; "counts" of 4 * overlap_rows() bytes, "columns" and "values" of as
 //   many
 //     elements; and where it has more rows than the base's tensor (a vocabulary that grew), "rows":
@@ -66,7 +69,7 @@ Result<ArtifactKind> ArtifactKindFromName(std::string_view name);
 enum class Codec : uint8_t {
   kRaw,       // "raw": the bytes themselves
   kBase,      // "base": identical to the base's tensor of this name; no bytes
-  kBitDelta,  // "bitdelta": base + alpha * sign, see kernels/bitdelta/signs.h
+  kBitDelta,  // "bitdelta": base + sum of alpha * sign [+ B A], see store/bitdelta_parts.h
   kSparse,    // "sparse": the base with its changed elements, see store/sparse_codec.h
 };
 std::string_view CodecName(Codec codec);
@@ -86,8 +89,9 @@ struct TensorEntry {
   Codec codec = Codec::kRaw;
   std::string alias_of;               // not empty: tied to that tensor; no parts, no codec
   std::vector<TensorBox> pieces;      // raw, not empty: cut like this, piece i in "data/<i>"
-  std::map<std::string, Part> parts;  // by role: "data" | "data/0", ... | "signs", "alpha"
-                                      // | "counts", "columns", "values" and perhaps "rows"
+  std::map<std::string, Part> parts;  // by role: "data" | "data/0", ... | "signs", "alpha",
+                                      // "signs/1", ..., "residual_a", "residual_b" | "counts",
+                                      // "columns", "values" and perhaps "rows"
   Digest content;                     // codec base: TreeDigest of the base tensor's bytes
 
   int64_t elements() const;       // product of the shape (1 for a scalar)

@@ -78,7 +78,10 @@ std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
     const StepRecord* best = BestModel(config, all);
     publish = best != nullptr && best->artifact == checkpoint.artifact;
   }
-  if (publish) jobs.push_back(MakePublishJob(checkpoint.artifact, PublishCodec::kBitDelta, ""));
+  if (publish) {
+    jobs.push_back(MakePublishJob(checkpoint.artifact, config.publish_codec, "",
+                                  config.publish_options));
+  }
   if (probe && jobs.empty()) jobs.push_back(MakeScoreJob(checkpoint.artifact, *probe));
   return jobs;
 }
@@ -86,7 +89,8 @@ std::vector<Job> JobsForCheckpoint(const Run& run, const StepRecord& checkpoint,
 std::vector<Job> JobsForMerge(const Run& run, const StepRecord& merge) {
   const PublishPolicy policy = run.config.publish;
   if (policy != PublishPolicy::kEvery && policy != PublishPolicy::kMerges) return {};
-  return {MakePublishJob(merge.artifact, PublishCodec::kBitDelta, "")};
+  return {MakePublishJob(merge.artifact, run.config.publish_codec, "",
+                         run.config.publish_options)};
 }
 
 MergeOptions MergeOptionsOf(const RunConfig& config) {
@@ -99,19 +103,34 @@ MergeOptions MergeOptionsOf(const RunConfig& config) {
   return options;
 }
 
-Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name) {
+Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name,
+                   const PublishOptions& options) {
   Job job;
   job.kind = JobKind::kPublish;
   job.args = {{"artifact", artifact.Hex()},
               {"codec", std::string(PublishCodecName(codec))},
               {"name", route_name}};
-  job.key = "publish/" + job.args["artifact"] + "/" + job.args["codec"] + "/" + route_name;
+  const PublishOptions defaults;
+  std::string how = job.args["codec"];
+  const auto add = [&](const std::string& name, const std::string& value, bool is_default) {
+    if (is_default) return;
+    job.args[name] = value;
+    how += "+" + name + "=" + value;
+  };
+  add("planes", std::to_string(options.planes), options.planes == defaults.planes);
+  add("residual_rank", std::to_string(options.residual_rank),
+      options.residual_rank == defaults.residual_rank);
+  add("max_bytes", std::to_string(options.max_bytes), options.max_bytes == defaults.max_bytes);
+  add("max_share", ExactDouble(options.max_share), options.max_share == defaults.max_share);
+  add("max_error", ExactDouble(options.max_error), options.max_error == defaults.max_error);
+  job.key = "publish/" + job.args["artifact"] + "/" + how + "/" + route_name;
   return job;
 }
 
 Job MakeForcedPublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name,
-                         const std::string& why, const std::string& by) {
-  Job job = MakePublishJob(artifact, codec, route_name);
+                         const std::string& why, const std::string& by,
+                         const PublishOptions& options) {
+  Job job = MakePublishJob(artifact, codec, route_name, options);
   job.key.replace(0, std::string_view("publish").size(), "publish_forced");
   job.args["force"] = why;
   job.args["by"] = by;

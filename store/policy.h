@@ -35,11 +35,15 @@ std::vector<Job> JobsForMerge(const Run& run, const StepRecord& merge);
 MergeOptions MergeOptionsOf(const RunConfig& config);
 
 // key "publish/<artifact hex>/<codec>/<name>"; args artifact, codec, name ("": the default route).
-Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name);
+// An option that is no default is an argument of its own, and in the key beside the codec:
+// "publish/<artifact hex>/auto+planes=2+max_bytes=1000/<name>". Numbers read back exactly.
+Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name,
+                   const PublishOptions& options = {});
 // One that the gate measures and does not stop. key "publish_forced/..."; args also force (why) and
 // by (who).
 Job MakeForcedPublishJob(const Digest& artifact, PublishCodec codec, const std::string& route_name,
-                         const std::string& why, const std::string& by);
+                         const std::string& why, const std::string& by,
+                         const PublishOptions& options = {});
 
 // InvalidArgument names the option that is out of range, or that the method does not use, or that
 // does not fit so many parents.

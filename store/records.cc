@@ -25,7 +25,7 @@ constexpr std::array<std::string_view, 7> kEdgeTypes = {
 constexpr std::array<std::string_view, 5> kJobKinds = {"merge", "publish", "expire", "compress",
                                                        "score"};
 constexpr std::array<std::string_view, 4> kJobStates = {"queued", "running", "done", "failed"};
-constexpr std::array<std::string_view, 2> kPublishCodecs = {"bitdelta", "dense"};
+constexpr std::array<std::string_view, 4> kPublishCodecs = {"bitdelta", "dense", "auto", "sparse"};
 constexpr std::array<std::string_view, 4> kMergeMethods = {"monosoup", "monosoup-spectral", "mean",
                                                            "model-stock"};
 

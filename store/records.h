@@ -38,6 +38,31 @@ struct MergeOptions {
   double spectral = 0;
 };
 
+// How publish stores the tensors that changed (store/bitdelta_codec.h).
+enum class PublishCodec : uint8_t {
+  kBitDelta,  // "bitdelta": sign planes for the linear layers, the rest exactly
+  kDense,     // "dense": every changed tensor raw. Its chunks are the checkpoint's own: 0 new bytes
+  kAuto,      // "auto": tensor by tensor what is measured to be worth its bytes
+  kSparse,    // "sparse": exactly; the changed elements alone where that is smaller
+};
+std::string_view PublishCodecName(PublishCodec codec);
+Result<PublishCodec> PublishCodecFromName(std::string_view name);
+
+// What a codec does not use must have its default.
+struct PublishOptions {
+  // bitdelta: of each matrix; auto: at most. 0: the codec's own number.
+  int64_t planes = 0;
+  int64_t residual_rank = 0;  // likewise, of the low-rank residual beside the planes; 0: none
+  // auto: what a variant may take, tensors and files, in bytes or as a share of the artifact's
+  // logical bytes, (0, 1]. 0: no limit. Both: the smaller one.
+  int64_t max_bytes = 0;
+  double max_share = 0;
+  // auto: what may be lost of the update, sum ||W - W'||_F^2 / sum ||W - W_base||_F^2, [0, 1]. 0 is
+  // nothing; negative: no limit.
+  double max_error = -1;
+  bool operator==(const PublishOptions&) const = default;
+};
+
 struct RunConfig {
   int64_t merge_every = 1000;  // steps; 0: never
   PublishPolicy publish = PublishPolicy::kEvery;
@@ -53,6 +78,8 @@ struct RunConfig {
   int64_t quota_bytes = 0;  // of the distinct chunks of its artifacts; 0: none
   MergeMethod merge_method = MergeMethod::kMonoSoup;  // energy and rank are monosoup's
   double merge_spectral = 0;                          // monosoup-spectral's: see MergeOptions
+  PublishCodec publish_codec = PublishCodec::kBitDelta;  // of what is published by itself,
+  PublishOptions publish_options;                        // and how
   bool operator==(const RunConfig&) const = default;
 };
 
@@ -152,14 +179,6 @@ struct Job {
   int64_t finished_ms = 0;
 };
 
-// How publish stores the tensors that changed.
-enum class PublishCodec : uint8_t {
-  kBitDelta,  // "bitdelta": 1 bit per weight of the linear layers (store/bitdelta_codec.h)
-  kDense,     // "dense": every changed tensor raw. Its chunks are the checkpoint's own: 0 new bytes
-};
-std::string_view PublishCodecName(PublishCodec codec);
-Result<PublishCodec> PublishCodecFromName(std::string_view name);
-
 struct Eval {
   Digest artifact;
   std::string task;
@@ -199,7 +218,7 @@ struct GateConfig {
   double max_loss_rise = 0.05; // nats a token, held-out loss of the variant over the checkpoint's
   double max_update = 1;       // ||W - W_base||_F / ||W_base||_F
   double min_update = 0;       // likewise; over 0: an untrained checkpoint is refused
-  double max_error = 0.95;     // share of a matrix's squared update that one bit may miss, [0, 1]
+  double max_error = 0.95;     // share of a matrix's squared update that its codec may miss, [0, 1]
   bool operator==(const GateConfig&) const = default;
 };
 inline constexpr double kGateNoLimit = 1e9;

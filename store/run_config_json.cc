@@ -33,7 +33,13 @@ nlohmann::json ToJson(const RunConfig& config) {
           {"compress_history", config.compress_history},
           {"quota_bytes", config.quota_bytes},
           {"merge_method", MergeMethodName(config.merge_method)},
-          {"merge_spectral", config.merge_spectral}};
+          {"merge_spectral", config.merge_spectral},
+          {"publish_codec", PublishCodecName(config.publish_codec)},
+          {"publish_planes", config.publish_options.planes},
+          {"publish_residual_rank", config.publish_options.residual_rank},
+          {"publish_max_bytes", config.publish_options.max_bytes},
+          {"publish_max_share", config.publish_options.max_share},
+          {"publish_max_error", config.publish_options.max_error}};
 }
 
 Result<RunConfig> RunConfigFromJson(const nlohmann::json& in) {
@@ -53,6 +59,15 @@ Result<RunConfig> RunConfigFromJson(const nlohmann::json& in) {
     Read(in, "merge_method", method);
     STOCKPOT_ASSIGN_OR_RETURN(config.merge_method, MergeMethodFromName(method));
     Read(in, "merge_spectral", config.merge_spectral);
+    std::string codec(PublishCodecName(config.publish_codec));
+    Read(in, "publish_codec", codec);
+    STOCKPOT_ASSIGN_OR_RETURN(config.publish_codec, PublishCodecFromName(codec));
+    PublishOptions& options = config.publish_options;
+    Read(in, "publish_planes", options.planes);
+    Read(in, "publish_residual_rank", options.residual_rank);
+    Read(in, "publish_max_bytes", options.max_bytes);
+    Read(in, "publish_max_share", options.max_share);
+    Read(in, "publish_max_error", options.max_error);
   } catch (const std::exception& error) {
     return InvalidArgument(std::string("configuration of a run: ") + error.what());
   }

@@ -477,16 +477,17 @@ Result<rpc::Job> Client::Merge(const MergeRequest& request) {
 }
 
 Result<rpc::Job> Client::Publish(const std::string& id, const std::string& codec,
-                                 const std::string& name) {
-  return Call<rpc::Job>(
-      "publish", [&](Connection& c, auto& out) { c.control->publish(out, id, codec, name); });
+                                 const std::string& name, const rpc::PublishOptions& options) {
+  return Call<rpc::Job>("publish", [&](Connection& c, auto& out) {
+    c.control->publish(out, id, codec, name, options);
+  });
 }
 
 Result<rpc::Job> Client::PublishForced(const std::string& id, const std::string& codec,
                                        const std::string& name, const std::string& why,
-                                       const std::string& by) {
+                                       const std::string& by, const rpc::PublishOptions& options) {
   return Call<rpc::Job>("publish_forced", [&](Connection& c, auto& out) {
-    c.control->publish_forced(out, id, codec, name, why, by);
+    c.control->publish_forced(out, id, codec, name, why, by, options);
   });
 }
 

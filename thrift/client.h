@@ -142,13 +142,15 @@ class Client {
     rpc::MergeOptions options;  // method, weights, spectral, last: see stockpot.thrift
   };
   Result<rpc::Job> Merge(const MergeRequest& request);
-  // `codec`: "bitdelta" or "dense"; `name`: empty for the default routes.
+  // `codec`: "bitdelta", "dense", "auto" or "sparse", empty: the run's; `name`: empty for the
+  // default routes.
   Result<rpc::Job> Publish(const std::string& id, const std::string& codec,
-                           const std::string& name);
+                           const std::string& name, const rpc::PublishOptions& options = {});
   // Over the gate's limits too; `why` must not be empty.
   Result<rpc::Job> PublishForced(const std::string& id, const std::string& codec,
                                  const std::string& name, const std::string& why,
-                                 const std::string& by);
+                                 const std::string& by,
+                                 const rpc::PublishOptions& options = {});
   // `id`: a run, or one checkpoint or state.
   Result<rpc::Job> Compress(const std::string& id);
   // Held-out loss on the run's probe texts.

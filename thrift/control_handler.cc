@@ -52,12 +52,12 @@ class ControlHandler : public rpc::ControlServiceIf {
   }
 
   void publish(rpc::Job& reply, const std::string& id, const std::string& codec,
-               const std::string& name) override {
+               const std::string& name, const rpc::PublishOptions& options) override {
     Answer([&]() -> Status {
       STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, CheckPublish(id, name));
-      STOCKPOT_ASSIGN_OR_RETURN(const PublishCodec parsed, PublishCodecFromName(codec));
-      STOCKPOT_ASSIGN_OR_RETURN(const Job job,
-                                pipeline_.Submit(MakePublishJob(digest, parsed, name)));
+      STOCKPOT_ASSIGN_OR_RETURN(const PublishHow how, HowOf(digest, codec, options));
+      STOCKPOT_ASSIGN_OR_RETURN(
+          const Job job, pipeline_.Submit(MakePublishJob(digest, how.codec, name, how.options)));
       reply = WithProgress(job);
       return OkStatus();
     });
@@ -65,15 +65,16 @@ class ControlHandler : public rpc::ControlServiceIf {
 
   void publish_forced(rpc::Job& reply, const std::string& id, const std::string& codec,
                       const std::string& name, const std::string& why,
-                      const std::string& by) override {
+                      const std::string& by, const rpc::PublishOptions& options) override {
     Answer([&]() -> Status {
       STOCKPOT_RETURN_IF_ERROR(CheckLength(why, "the reason"));
       STOCKPOT_RETURN_IF_ERROR(CheckLength(by, "'by'"));
       if (why.empty()) return InvalidArgument("say why the gate does not count");
       STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, CheckPublish(id, name));
-      STOCKPOT_ASSIGN_OR_RETURN(const PublishCodec parsed, PublishCodecFromName(codec));
-      STOCKPOT_ASSIGN_OR_RETURN(
-          const Job job, pipeline_.Submit(MakeForcedPublishJob(digest, parsed, name, why, by)));
+      STOCKPOT_ASSIGN_OR_RETURN(const PublishHow how, HowOf(digest, codec, options));
+      STOCKPOT_ASSIGN_OR_RETURN(const Job job,
+                                pipeline_.Submit(MakeForcedPublishJob(digest, how.codec, name, why,
+                                                                      by, how.options)));
       reply = WithProgress(job);
       return OkStatus();
     });
@@ -280,6 +281,14 @@ class ControlHandler : public rpc::ControlServiceIf {
                              ": checkpoints and merges are published");
     }
     return digest;
+  }
+
+  // How an artifact is published, by the caller or by its run.
+  Result<PublishHow> HowOf(const Digest& artifact, const std::string& codec,
+                           const rpc::PublishOptions& options) const {
+    STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(artifact));
+    STOCKPOT_ASSIGN_OR_RETURN(const Run run, store_.GetRun(manifest.run));
+    return PublishHowFromRpc(codec, options, run.config);
   }
 
   // `run` and `step` are filled in from the parents where the caller left them open.

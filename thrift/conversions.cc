@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "store/names.h"
+#include "store/publish_options.h"
 #include "thrift/limits.h"
 
 namespace stockpot {
@@ -74,7 +75,36 @@ Result<RunConfig> RunConfigFromRpc(const rpc::RunConfig& config) {
   if (!(out.merge_spectral >= 0 && out.merge_spectral <= 1)) {
     return InvalidArgument("merge_spectral must be in [0, 1]: 0 goes by the effective rank");
   }
+  STOCKPOT_ASSIGN_OR_RETURN(out.publish_codec, PublishCodecFromName(config.publish_codec));
+  out.publish_options = {.planes = config.publish_planes,
+                         .residual_rank = config.publish_residual_rank,
+                         .max_bytes = config.publish_max_bytes,
+                         .max_share = config.publish_max_share,
+                         .max_error = config.publish_max_error};
+  STOCKPOT_RETURN_IF_ERROR(CheckPublishOptions(out.publish_codec, out.publish_options)
+                               .WithContext("what the run publishes"));
   return out;
+}
+
+Result<PublishHow> PublishHowFromRpc(const std::string& codec, const rpc::PublishOptions& options,
+                                     const RunConfig& of_run) {
+  PublishHow how;
+  if (codec.empty()) {
+    how = {of_run.publish_codec, of_run.publish_options};
+  } else {
+    STOCKPOT_ASSIGN_OR_RETURN(how.codec, PublishCodecFromName(codec));
+  }
+  const PublishOptions defaults;
+  const auto take = [](auto asked, auto none, auto& value) {
+    if (asked != none) value = asked;
+  };
+  take(options.planes, defaults.planes, how.options.planes);
+  take(options.residual_rank, defaults.residual_rank, how.options.residual_rank);
+  take(options.max_bytes, defaults.max_bytes, how.options.max_bytes);
+  take(options.max_share, defaults.max_share, how.options.max_share);
+  take(options.max_error, defaults.max_error, how.options.max_error);
+  STOCKPOT_RETURN_IF_ERROR(CheckPublishOptions(how.codec, how.options));
+  return how;
 }
 
 Result<MergeOptions> MergeOptionsFromRpc(const rpc::MergeOptions& options) {
@@ -200,6 +230,12 @@ rpc::RunConfig ToRpc(const RunConfig& config) {
   out.quota_bytes = config.quota_bytes;
   out.merge_method = MergeMethodName(config.merge_method);
   out.merge_spectral = config.merge_spectral;
+  out.publish_codec = PublishCodecName(config.publish_codec);
+  out.publish_planes = config.publish_options.planes;
+  out.publish_residual_rank = config.publish_options.residual_rank;
+  out.publish_max_bytes = config.publish_options.max_bytes;
+  out.publish_max_share = config.publish_options.max_share;
+  out.publish_max_error = config.publish_options.max_error;
   return out;
 }
 

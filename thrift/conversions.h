@@ -20,6 +20,13 @@ Result<ArtifactKind> KindFromRpc(rpc::Kind kind);
 Result<RunConfig> RunConfigFromRpc(const rpc::RunConfig& config);
 // The parents' number is the store's to judge.
 Result<MergeOptions> MergeOptionsFromRpc(const rpc::MergeOptions& options);
+// Of the run where `codec` is empty. The codec judges the rest (CheckPublishOptions).
+struct PublishHow {
+  PublishCodec codec = PublishCodec::kBitDelta;
+  PublishOptions options;
+};
+Result<PublishHow> PublishHowFromRpc(const std::string& codec, const rpc::PublishOptions& options,
+                                     const RunConfig& of_run);
 Result<SessionRequest> SessionRequestFromRpc(const rpc::SessionRequest& request);
 Result<Part> PartFromRpc(const rpc::Part& part, const std::string& what);
 Result<StepKey> StepKeyFromRpc(const rpc::StepKey& key);

@@ -43,6 +43,14 @@ struct RunConfig {
   8: i64 quota_bytes = 0          // of the distinct chunks of the run's artifacts; 0: none
   9: string merge_method = "monosoup"  // MergeOptions.method
   10: double merge_spectral = 0   // MergeOptions.spectral
+  // 11: taken
+  12: string publish_codec = "bitdelta"  // of what is published by itself: bitdelta, dense, auto,
+                                  // sparse; and PublishOptions:
+  13: i64 publish_planes = 0
+  14: i64 publish_residual_rank = 0
+  15: i64 publish_max_bytes = 0
+  16: double publish_max_share = 0
+  17: double publish_max_error = -1
 }
 
 struct Run {
@@ -310,7 +318,7 @@ struct Gate {
   3: double max_loss_rise = 0.05  // nats a token, held-out loss of the variant over the checkpoint's
   4: double max_update = 1        // ||W - W_base|| / ||W_base||
   5: double min_update = 0
-  6: double max_error = 0.95      // share of a matrix's squared update that one bit may miss
+  6: double max_error = 0.95      // share of a matrix's squared update that its codec may miss
 }
 
 // Texts that the run's training has not seen: what its models are scored on. UTF-8, at most 64 of
@@ -471,16 +479,28 @@ struct MergeOptions {
   4: i32 last = 0
 }
 
+// How a variant is stored. A codec takes no option of another one.
+struct PublishOptions {
+  // 1: taken
+  2: i64 planes = 0               // bitdelta: sign planes of a matrix; auto: at most. 0: 1, or 4
+  3: i64 residual_rank = 0        // likewise, of the low-rank residual beside them; 0: none
+  4: i64 max_bytes = 0            // auto: of the variant, tensors and files; 0: no limit
+  5: double max_share = 0         // auto: likewise, as a share of the full model's bytes, (0, 1]
+  6: double max_error = -1        // auto: lost share of the squared update, [0, 1]; -1: no limit
+}
+
 service ControlService {
   // These queue a durable job and return it; ask job() until it is done or failed.
   // `run` may be empty: the first id's; `step` -1: the newest one's.
   Job merge(1: list<string> ids, 2: string run, 3: i64 step, 4: double energy, 5: i64 rank,
             6: bool force, 7: MergeOptions options) throws (1: Error error)
-  Job publish(1: string id, 2: string codec, 3: string name) throws (1: Error error)
+  // `codec`: bitdelta, dense, auto or sparse; "": the run's, with what `options` say otherwise.
+  Job publish(1: string id, 2: string codec, 3: string name, 4: PublishOptions options)
+      throws (1: Error error)
   // Likewise, also over the gate's limits: it is measured, and the event of the variant says what was
   // overruled, why and by whom. A broken checkpoint is refused all the same. `why` must not be empty.
-  Job publish_forced(1: string id, 2: string codec, 3: string name, 4: string why, 5: string by)
-      throws (1: Error error)
+  Job publish_forced(1: string id, 2: string codec, 3: string name, 4: string why, 5: string by,
+                     6: PublishOptions options) throws (1: Error error)
   // Stores the history of a run, or of one of its artifacts, as differences (store/README.md).
   Job compress(1: string id) throws (1: Error error)
   // Held-out loss of a checkpoint, merge or variant on its run's probe texts: an evaluation of the

@@ -12,6 +12,7 @@
 #include "kernels/base/aligned_buffer.h"
 #include "kernels/base/check.h"
 #include "kernels/bitdelta/linear.h"
+#include "kernels/bitdelta/sign_row.h"
 #include "kernels/lora/lora_linear.h"
 #include "kernels/sparse/sparse_delta.h"
 #include "kernels/transformer/ops.h"
@@ -58,7 +59,8 @@ bool AnySet(const std::vector<const Delta*>& table) {
   return std::any_of(table.begin(), table.end(), [](const Delta* d) { return d != nullptr; });
 }
 
-void EmbedRow(const WeightMatrix& embeddings, int32_t token, float* out) {
+void EmbedRow(const DecoderView& view, int32_t token, float* out) {
+  const WeightMatrix& embeddings = view.embeddings;
   const void* row = embeddings.row(token);
   switch (embeddings.dtype) {
     case DType::kBF16:
@@ -74,6 +76,8 @@ void EmbedRow(const WeightMatrix& embeddings, int32_t token, float* out) {
     default:
       std::memcpy(out, row, static_cast<size_t>(embeddings.cols) * sizeof(float));
   }
+  if (view.embedding_signs == nullptr) return;
+  AddSignRow(*view.embedding_signs, token, {out, static_cast<size_t>(embeddings.cols)});
 }
 
 }  // namespace
@@ -247,7 +251,7 @@ void Transformer::State::Embed() {
   int64_t row = 0;
   for (const BatchSegment& segment : segments) {
     for (const int32_t token : segment.tokens) {
-      EmbedRow(view_of_row[static_cast<size_t>(row)]->embeddings, token, hidden.row(row));
+      EmbedRow(*view_of_row[static_cast<size_t>(row)], token, hidden.row(row));
       std::fill_n(update.row(row), update.cols, 0.0f);
       ++row;
     }

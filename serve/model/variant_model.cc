@@ -3,6 +3,7 @@
 #include <set>
 
 #include "serve/model/weights_internal.h"
+#include "store/bitdelta_parts.h"
 #include "store/delta_reader.h"
 #include "store/raw_tensor_reader.h"
 #include "store/sparse_codec.h"
@@ -139,7 +140,7 @@ class VariantLoader {
     };
   }
 
-  WeightStorage::Reader ReaderOf(const TensorEntry& entry, const char* role) {
+  WeightStorage::Reader ReaderOf(const TensorEntry& entry, const std::string& role) {
     const Part& part = entry.parts.at(role);  // Validate() of the manifest: the role is there
     return [&part, read = CountedParts()](int64_t offset, std::span<std::byte> out) {
       return read(part, offset, out);
@@ -167,7 +168,8 @@ class VariantLoader {
     return vector;
   }
 
-  // The embeddings are read row by row, so they are dense: the base's or the variant's own.
+  // The embeddings are read row by row: the base's, perhaps with sign planes beside, or the
+  // variant's own, dense.
   Result<WeightMatrix> Embeddings(const TensorEntry& entry) {
     switch (entry.codec) {
       case Codec::kBase:
@@ -177,20 +179,69 @@ class VariantLoader {
       case Codec::kRaw:
         return RawMatrix(entry);
       case Codec::kSparse:
-        return PatchedMatrix(entry);
+        return DecodedMatrix(entry);
       case Codec::kBitDelta:
         break;
     }
-    return InvalidArgument("tensor '" + entry.name +
-                           "': codec bitdelta is not supported for embeddings");
+    return SignedEmbeddings(entry);
   }
 
-  // The base's matrix with the changed elements, dense.
-  Result<WeightMatrix> PatchedMatrix(const TensorEntry& entry) {
+  Result<WeightMatrix> SignedEmbeddings(const TensorEntry& entry) {
+    STOCKPOT_RETURN_IF_ERROR(BaseOf(entry).status());
+    if (ResidualRank(entry) > 0) {
+      return InvalidArgument("tensor '" + entry.name +
+                             "': embeddings with a low-rank residual are not supported");
+    }
+    // A head that is tied to them, over another weight than theirs, has no base to share.
+    const bool is_head = entry.name == kHeadName;
+    const TensorEntry* head = manifest_.Resolve(kHeadName);
+    const bool tied = head == nullptr || head == &entry;
+    if (tied && !is_head && base_.head.data != base_.view.embeddings.data) {
+      return DecodedMatrix(entry);
+    }
+    if (!is_head && entry.name != kEmbeddingName) {
+      return InvalidArgument("the embeddings are tied to '" + entry.name + "'");
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(tensors_.view.embedding_signs, Signs(entry));
+    return is_head ? base_.head : base_.view.embeddings;
+  }
+
+  Result<const PackedSigns*> Signs(const TensorEntry& entry) {
+    std::vector<WeightStorage::SignPlane> planes;
+    for (int64_t plane = 0; plane < SignPlanes(entry); ++plane) {
+      planes.push_back({ReaderOf(entry, SignsRole(plane)), ReaderOf(entry, AlphaRole(plane))});
+    }
+    Result<const PackedSigns*> signs =
+        tensors_.storage.ReadSigns(entry.shape[0], entry.shape[1], planes);
+    if (!signs.ok()) return signs.status().WithContext("tensor '" + entry.name + "'");
+    return signs;
+  }
+
+  // The low-rank rest of a 1-bit tensor, or null.
+  Result<const LoraDelta*> Residual(const TensorEntry& entry) {
+    const int64_t rank = ResidualRank(entry);
+    if (rank == 0) return static_cast<const LoraDelta*>(nullptr);
+    WeightStorage factors;  // until they are packed
+    const auto read = [&]() -> Result<LoraDelta> {
+      STOCKPOT_ASSIGN_OR_RETURN(const WeightMatrix a,
+                                factors.ReadMatrix(DType::kBF16, rank, entry.shape[1],
+                                                   ReaderOf(entry, kResidualA)));
+      STOCKPOT_ASSIGN_OR_RETURN(const WeightMatrix b,
+                                factors.ReadMatrix(DType::kBF16, entry.shape[0], rank,
+                                                   ReaderOf(entry, kResidualB)));
+      return LoraDelta::Pack(a, b, 1.0f);
+    };
+    Result<LoraDelta> delta = read();
+    if (!delta.ok()) return delta.status().WithContext("tensor '" + entry.name + "', its residual");
+    return tensors_.storage.Keep(*std::move(delta));
+  }
+
+  // The base's matrix with what changed in it, dense.
+  Result<WeightMatrix> DecodedMatrix(const TensorEntry& entry) {
     STOCKPOT_ASSIGN_OR_RETURN(const TensorEntry* base, BaseOf(entry));
-    const DeltaReader reader(entry, *base, CountedParts());
+    const DeltaReader reader(entry, *base, CountedParts(), /*as_f32=*/true);
     Result<WeightMatrix> matrix =
-        tensors_.storage.ReadMatrix(entry.dtype, entry.shape[0], entry.shape[1],
+        tensors_.storage.ReadMatrix(reader.dtype(), entry.shape[0], entry.shape[1],
                                     [&](int64_t offset, std::span<std::byte> out) {
                                       return reader.Read(offset, out);
                                     });
@@ -256,10 +307,8 @@ class VariantLoader {
         break;
       }
       case Codec::kBitDelta: {
-        Result<const PackedSigns*> signs = tensors_.storage.ReadSigns(
-            entry.shape[0], entry.shape[1], ReaderOf(entry, "signs"), ReaderOf(entry, "alpha"));
-        if (!signs.ok()) return signs.status().WithContext("tensor '" + entry.name + "'");
-        delta.signs = *signs;
+        STOCKPOT_ASSIGN_OR_RETURN(delta.signs, Signs(entry));
+        STOCKPOT_ASSIGN_OR_RETURN(view.lora, Residual(entry));
         break;
       }
       case Codec::kSparse: {
@@ -313,6 +362,10 @@ class VariantLoader {
     const bool over_embeddings = base_.head.data == base_.view.embeddings.data;
     if (embeddings->codec == Codec::kSparse && over_embeddings) {
       STOCKPOT_ASSIGN_OR_RETURN(tensors_.view.head, Linear(*embeddings, base_.head));
+      return OkStatus();
+    }
+    if (tensors_.view.embedding_signs != nullptr) {
+      tensors_.view.head.delta.signs = tensors_.view.embedding_signs;
       return OkStatus();
     }
     const WeightMatrix& own = tensors_.view.embeddings;

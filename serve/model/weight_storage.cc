@@ -107,20 +107,26 @@ Result<const float*> WeightStorage::ReadVector(DType dtype, int64_t size, const 
 }
 
 Result<const PackedSigns*> WeightStorage::ReadSigns(int64_t d_out, int64_t d_in,
-                                                    const Reader& signs, const Reader& alpha) {
-  const int64_t sign_bytes = SignBytes(d_out, d_in);
-  STOCKPOT_ASSIGN_OR_RETURN(const auto bits, Temporary(sign_bytes));
-  STOCKPOT_RETURN_IF_ERROR(signs(0, {bits.get(), static_cast<size_t>(sign_bytes)}));
-  std::vector<float> scales(static_cast<size_t>(d_out));
-  STOCKPOT_RETURN_IF_ERROR(alpha(0, std::as_writable_bytes(std::span(scales))));
-  if (HasNonFinite(DType::kF32, scales.data(), d_out)) {
+                                                    std::span<const SignPlane> planes) {
+  const auto count = static_cast<int64_t>(planes.size());
+  const int64_t plane_bytes = SignBytes(d_out, d_in);
+  STOCKPOT_ASSIGN_OR_RETURN(const auto bits, Temporary(count * plane_bytes));
+  const std::span<std::byte> all_bits(bits.get(), static_cast<size_t>(count * plane_bytes));
+  std::vector<float> scales(static_cast<size_t>(count * d_out));
+  for (size_t plane = 0; plane < planes.size(); ++plane) {
+    const size_t bytes = static_cast<size_t>(plane_bytes), rows = static_cast<size_t>(d_out);
+    STOCKPOT_RETURN_IF_ERROR(planes[plane].signs(0, all_bits.subspan(plane * bytes, bytes)));
+    STOCKPOT_RETURN_IF_ERROR(planes[plane].alpha(
+        0, std::as_writable_bytes(std::span(scales).subspan(plane * rows, rows))));
+  }
+  if (HasNonFinite(DType::kF32, scales.data(), count * d_out)) {
     return InvalidArgument("has an alpha that is NaN or infinite");
   }
   STOCKPOT_ASSIGN_OR_RETURN(
       PackedSigns packed,
-      PackedSigns::Pack(
-          d_out, d_in,
-          {reinterpret_cast<const uint8_t*>(bits.get()), static_cast<size_t>(sign_bytes)}, scales));
+      PackedSigns::Pack(d_out, d_in,
+                        {reinterpret_cast<const uint8_t*>(all_bits.data()), all_bits.size()},
+                        scales, count));
   bytes_ += packed.bytes();
   signs_.push_back(std::move(packed));
   return &signs_.back();

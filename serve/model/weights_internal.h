@@ -44,9 +44,13 @@ class WeightStorage {
   Result<WeightMatrix> ReadMatrix(DType dtype, int64_t rows, int64_t cols, const Reader& read);
   // A vector as float32 (exact for the 16-bit types). InvalidArgument for NaN and Inf.
   Result<const float*> ReadVector(DType dtype, int64_t size, const Reader& read);
-  // Sign bits and scales, packed for the kernel.
-  Result<const PackedSigns*> ReadSigns(int64_t d_out, int64_t d_in, const Reader& signs,
-                                       const Reader& alpha);
+  // Sign bits and scales of one or more planes, packed for the kernel.
+  struct SignPlane {
+    Reader signs;
+    Reader alpha;
+  };
+  Result<const PackedSigns*> ReadSigns(int64_t d_out, int64_t d_in,
+                                       std::span<const SignPlane> planes);
   const WeightMatrix* Keep(const WeightMatrix& view);  // a view with a stable address
   const LoraDelta* Keep(LoraDelta delta);
   const SparseDelta* Keep(SparseDelta delta);
@@ -68,7 +72,7 @@ class WeightStorage {
 struct LinearView {
   LayerDelta delta;                     // 1-bit planes, or a weight of its own
   const SparseDelta* sparse = nullptr;  // changed elements; null: none
-  const LoraDelta* lora = nullptr;      // an adapter's factors; null: none
+  const LoraDelta* lora = nullptr;      // an adapter's factors, or a residual's; null: none
 };
 
 // What a row of the batch reads beside the base's matrices: the base's own norms with no deltas, or
@@ -80,7 +84,9 @@ struct DecoderLayerView {
 };
 
 struct DecoderView {
-  WeightMatrix embeddings;  // [vocab, hidden]
+  WeightMatrix embeddings;                       // [vocab, hidden]
+  const PackedSigns* embedding_signs = nullptr;  // [vocab, hidden], added to a row that is looked
+                                                 // up; null: none
   std::vector<DecoderLayerView> layers;
   const float* final_norm = nullptr;  // [hidden]
   LinearView head;                    // over the base's head

@@ -222,8 +222,8 @@ void AddCalls(const Corpus& corpus) {
   add("control", [](auto& checkpoint, auto&, auto& control) {
     CommitSteps(checkpoint);
     rpc::Job job;
-    control.publish(job, "run@3", "dense", "served");
-    control.publish(job, "run@3", "bitdelta", "");
+    control.publish(job, "run@3", "dense", "served", {});
+    control.publish(job, "run@3", "bitdelta", "", {});
     control.merge(job, {"run@2", "run@3"}, "run", 3, 0.9, 0, false, rpc::MergeOptions());
     control.job(job, job.key);
     std::vector<rpc::Job> jobs;

@@ -58,6 +58,15 @@ Manifest VariantManifest() {
   packed.codec = Codec::kBitDelta;
   packed.parts["signs"] = PartOf(10);
   packed.parts["alpha"] = PartOf(20);
+  TensorEntry& planes = manifest.tensors.emplace_back();
+  planes = {.name = "model.layers.1.w.weight", .dtype = DType::kF16, .shape = {5, 12}};
+  planes.codec = Codec::kBitDelta;
+  for (const char* plane : {"", "/1", "/2"}) {
+    planes.parts[std::string("signs") + plane] = PartOf(10);
+    planes.parts[std::string("alpha") + plane] = PartOf(20);
+  }
+  planes.parts["residual_a"] = PartOf(2 * 3 * 12);
+  planes.parts["residual_b"] = PartOf(2 * 3 * 5);
   manifest.attributes = {{"codec", "bitdelta"}, {"tensor/w/error", "0.25 \" \\ \n \xc3\xa9"}};
   return manifest;
 }

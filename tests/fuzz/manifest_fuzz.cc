@@ -82,6 +82,15 @@ TensorEntry MakeTensor(ByteReader& in) {
       const int64_t columns = hostile || tensor.shape.size() != 2 ? 1 : tensor.shape[1];
       tensor.parts["signs"] = MakePart(in, rows * ((columns + 7) / 8));
       tensor.parts["alpha"] = MakePart(in, 4 * rows);
+      for (size_t plane = in.OneIn(2) ? 0 : in.Below(10); plane > 0; --plane) {
+        tensor.parts["signs/" + std::to_string(plane)] = MakePart(in, rows * ((columns + 7) / 8));
+        if (!in.OneIn(16)) tensor.parts["alpha/" + std::to_string(plane)] = MakePart(in, 4 * rows);
+      }
+      if (in.OneIn(4)) {
+        const int64_t rank = in.Byte();
+        tensor.parts["residual_a"] = MakePart(in, 2 * rank * columns);
+        if (!in.OneIn(8)) tensor.parts["residual_b"] = MakePart(in, 2 * rank * rows);
+      }
       break;
     }
     case Codec::kSparse: {

@@ -494,10 +494,19 @@ void Caller::Control() {
       Try([&] { control_.compress(job, Id()); });
       break;
     case 0:
-      Try([&] { control_.publish(job, Id(), in_.OneIn(2) ? "dense" : "bitdelta", Name()); });
+      Try([&] { control_.publish(job, Id(), in_.OneIn(2) ? "dense" : "bitdelta", Name(), {}); });
       break;
     case 1:
-      Try([&] { control_.publish(job, Id(), in_.OneIn(8) ? in_.String(8) : "bitdelta", ""); });
+      Try([&] {
+        rpc::PublishOptions how;
+        if (in_.OneIn(2)) how.planes = Number();
+        if (in_.OneIn(2)) how.residual_rank = Number();
+        if (in_.OneIn(2)) how.max_bytes = Number();
+        if (in_.OneIn(4)) how.max_error = static_cast<double>(Number());
+        static const std::string kCodecs[] = {"bitdelta", "auto", "sparse", ""};
+        const std::string codec = kCodecs[in_.Below(std::size(kCodecs))];
+        control_.publish(job, Id(), in_.OneIn(8) ? in_.String(8) : codec, "", how);
+      });
       break;
     case 2: {
       std::vector<std::string> ids;

@@ -49,7 +49,13 @@ Json ToJson(const rpc::Run& run) {
             {"compress_history", run.config.compress_history},
             {"quota_bytes", run.config.quota_bytes},
             {"merge_method", run.config.merge_method},
-            {"merge_spectral", run.config.merge_spectral}}},
+            {"merge_spectral", run.config.merge_spectral},
+            {"publish_codec", run.config.publish_codec},
+            {"publish_planes", run.config.publish_planes},
+            {"publish_residual_rank", run.config.publish_residual_rank},
+            {"publish_max_bytes", run.config.publish_max_bytes},
+            {"publish_max_share", run.config.publish_max_share},
+            {"publish_max_error", run.config.publish_max_error}}},
           {"tags", run.tags}};
 }
 

@@ -43,6 +43,14 @@ Manifest FullManifest() {
   m.tensors.back().codec = Codec::kBitDelta;
   m.tensors.back().parts["signs"] = MakePart(SignBytes(3, 13));
   m.tensors.back().parts["alpha"] = MakePart(12);
+  m.tensors.push_back({.name = "c.planes", .dtype = DType::kF16, .shape = {3, 13}});
+  m.tensors.back().codec = Codec::kBitDelta;
+  for (const char* plane : {"", "/1", "/2"}) {
+    m.tensors.back().parts[std::string("signs") + plane] = MakePart(SignBytes(3, 13));
+    m.tensors.back().parts[std::string("alpha") + plane] = MakePart(12);
+  }
+  m.tensors.back().parts["residual_a"] = MakePart(2 * 2 * 13);  // of rank 2
+  m.tensors.back().parts["residual_b"] = MakePart(2 * 2 * 3);
   m.tensors.push_back(RawTensor("d.large", DType::kF64, {3, 500'000}));
   m.tensors.push_back(
       {.name = "e.tied", .dtype = DType::kF64, .shape = {3, 500'000}, .alias_of = "d.large"});
@@ -65,8 +73,8 @@ TEST(ManifestTest, RoundTripsAndIsCanonical) {
   EXPECT_EQ(read->digest(), m.digest());
   EXPECT_EQ(read->Resolve("e.tied")->name, "d.large");
   EXPECT_EQ(read->Find("nothing"), nullptr);
-  EXPECT_EQ(m.logical_bytes(), 30 + 78 + 12'000'000 + 8 + 1);  // e.tied is d.large
-  EXPECT_EQ(m.stored_bytes(), 6 + 12 + 12'000'000 + 8 + 1 + 704 + kChunkBytes + 1);
+  EXPECT_EQ(m.logical_bytes(), 30 + 2 * 78 + 12'000'000 + 8 + 1);  // e.tied is d.large
+  EXPECT_EQ(m.stored_bytes(), 6 + 12 + 3 * (6 + 12) + 52 + 12 + 12'000'000 + 8 + 1 + 704 + kChunkBytes + 1);
 }
 
 // A checkpoint with a tensor of 3 x 5 in three pieces.
@@ -244,6 +252,27 @@ TEST(ManifestTest, RefusesWhatIsInvalidAndNamesTheRule) {
       {"not float", [&](Manifest& m) { tensor(m, "c.delta").dtype = DType::kI32; }},
       {"'signs'", [&](Manifest& m) { tensor(m, "c.delta").parts["signs"] = MakePart(7); }},
       {"'alpha'", [&](Manifest& m) { tensor(m, "c.delta").parts["alpha"] = MakePart(16); }},
+      {"'alpha/1' is missing", [&](Manifest& m) { tensor(m, "c.planes").parts.erase("alpha/1"); }},
+      {"7 parts, of which 4",
+       [&](Manifest& m) { tensor(m, "c.planes").parts.erase("signs/1"); }},
+      {"'signs/2'", [&](Manifest& m) { tensor(m, "c.planes").parts["signs/2"] = MakePart(7); }},
+      {"parts, of which",
+       [&](Manifest& m) {
+         for (int plane = 1; plane < 10; ++plane) {  // over kMaxSignPlanes
+           tensor(m, "c.delta").parts["signs/" + std::to_string(plane)] = MakePart(6);
+           tensor(m, "c.delta").parts["alpha/" + std::to_string(plane)] = MakePart(12);
+         }
+       }},
+      {"'residual_b'", [&](Manifest& m) { tensor(m, "c.planes").parts.erase("residual_b"); }},
+      {"rank 0", [&](Manifest& m) { tensor(m, "c.planes").parts.erase("residual_a"); }},
+      {"'residual_a'",
+       [&](Manifest& m) { tensor(m, "c.planes").parts["residual_a"] = MakePart(53); }},
+      {"rank 4",
+       [&](Manifest& m) { tensor(m, "c.planes").parts["residual_a"] = MakePart(2 * 4 * 13); }},
+      {"zero chunk",
+       [&](Manifest& m) { tensor(m, "c.planes").parts["alpha/2"].chunks[0] = Digest{}; }},
+      {"chunks, not",
+       [&](Manifest& m) { tensor(m, "c.planes").parts["residual_a"].chunks.clear(); }},
       {"unknown tensor", [&](Manifest& m) { tensor(m, "e.tied").alias_of = "zzz"; }},
       {"alias of an alias", [&](Manifest& m) { tensor(m, "e.tied").alias_of = "e.tied"; }},
       {"another dtype or shape", [&](Manifest& m) { tensor(m, "e.tied").alias_of = "f.scalar"; }},

@@ -1,5 +1,6 @@
 // What follows from a checkpoint or merge: the best one, the jobs, the routes.
 #include "store/policy.h"
+#include "store/publish_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -155,6 +156,12 @@ TEST(JobKeyTest, NamesWhatIsMade) {
   const Digest a = Sha256("a");
   const Digest b = Sha256("b");
   EXPECT_EQ(MakePublishJob(a, PublishCodec::kDense, "x").key, "publish/" + a.Hex() + "/dense/x");
+  // What was queued before there were options keeps its key; each option makes another job.
+  const Job job = MakePublishJob(a, PublishCodec::kAuto, "x", {.planes = 2, .max_error = 0.1});
+  EXPECT_EQ(job.key,
+            "publish/" + a.Hex() + "/auto+planes=2+max_error=0.10000000000000001/x");
+  EXPECT_EQ(job.args.at("planes"), "2");
+  EXPECT_FALSE(job.args.contains("max_bytes"));
   const Job forced = MakeForcedPublishJob(a, PublishCodec::kDense, "x", "why", "ann");
   EXPECT_EQ(forced.key, "publish_forced/" + a.Hex() + "/dense/x");
   EXPECT_EQ(forced.args.at("force"), "why");
@@ -201,6 +208,28 @@ TEST(RouteNamesTest, Defaults) {
   EXPECT_THAT(names(Merge(7), kBit, "", -1, true), ElementsAre("r@7.merge", "r@best"));
   EXPECT_THAT(names(Merge(7), kDense, "", -1, true), ElementsAre("r@7.merge.full"));
   EXPECT_THAT(names(Checkpoint(7), kBit, "mine", -1, true), ElementsAre("mine"));
+}
+
+TEST(PolicyTest, OptionsOfPublishAreChecked) {
+  const PublishOptions of_planes{.planes = 8, .residual_rank = 16};
+  const PublishOptions of_limits{.max_bytes = 1, .max_share = 1, .max_error = 0};
+  for (const PublishCodec codec : {PublishCodec::kBitDelta, PublishCodec::kDense,
+                                   PublishCodec::kAuto, PublishCodec::kSparse}) {
+    const bool is_auto = codec == PublishCodec::kAuto;
+    EXPECT_TRUE(CheckPublishOptions(codec, {}).ok());
+    EXPECT_EQ(CheckPublishOptions(codec, of_planes).ok(),
+              is_auto || codec == PublishCodec::kBitDelta);
+    EXPECT_EQ(CheckPublishOptions(codec, of_limits).ok(), is_auto);
+  }
+  for (const PublishOptions& bad :
+       {PublishOptions{.planes = -1}, PublishOptions{.planes = 9},
+        PublishOptions{.residual_rank = -1}, PublishOptions{.residual_rank = 1025},
+        PublishOptions{.max_bytes = -1}, PublishOptions{.max_share = -0.1},
+        PublishOptions{.max_share = 1.1}, PublishOptions{.max_share = std::nan("")},
+        PublishOptions{.max_error = 1.5}, PublishOptions{.max_error = std::nan("")},
+        PublishOptions{.max_error = -INFINITY}}) {
+    EXPECT_EQ(CheckPublishOptions(PublishCodec::kAuto, bad).code(), StatusCode::kInvalidArgument);
+  }
 }
 
 }  // namespace

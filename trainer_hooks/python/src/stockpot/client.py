@@ -25,6 +25,7 @@ from stockpot.rpc.ttypes import (
     Job,
     LogEntry,
     MergeOptions,
+    PublishOptions,
     ProbeSet,
     ProbeText,
     ResumePoint,
@@ -217,14 +218,33 @@ class Control:
         options = MergeOptions(method, list(weights), spectral, last)
         return self._call(lambda c: c.merge(list(ids), run, step, energy, rank, force, options))
 
-    def publish(self, id: str, *, codec: str = "bitdelta", name: str = "") -> Job:
-        """Queues a publish; `name` empty: the default routes."""
-        return self._call(lambda c: c.publish(id, codec, name))
+    def publish(self, id: str, *, codec: str = "bitdelta", name: str = "", planes: int = 0,
+                residual_rank: int = 0, max_bytes: int = 0, max_share: float = 0.0,
+                max_error: float = -1.0) -> Job:
+        """Queues a publish.
+
+        Args:
+            id: a checkpoint or merge.
+            codec: "bitdelta", "dense", "auto" or "sparse"; empty: the run's, and its options but
+                for those given here.
+            name: of the route; empty: the default routes.
+            planes: bitdelta: sign planes of a matrix; auto: at most. 0: 1, or 4.
+            residual_rank: likewise, of the low-rank residual beside them; 0: none.
+            max_bytes: auto: of the variant, tensors and files; 0: no limit.
+            max_share: auto: likewise, as a share of the full model's bytes, in (0, 1].
+            max_error: auto: lost share of the squared update, in [0, 1]; negative: no limit.
+        """
+        options = PublishOptions(planes=planes, residual_rank=residual_rank,
+                                 max_bytes=max_bytes, max_share=max_share, max_error=max_error)
+        return self._call(lambda c: c.publish(id, codec, name, options))
 
     def publish_forced(self, id: str, *, why: str, by: str, codec: str = "bitdelta",
-                       name: str = "") -> Job:
+                       name: str = "", planes: int = 0, residual_rank: int = 0,
+                       max_bytes: int = 0, max_share: float = 0.0, max_error: float = -1.0) -> Job:
         """Queues a publish that the run's gate measures and does not stop; `why` is recorded."""
-        return self._call(lambda c: c.publish_forced(id, codec, name, why, by))
+        options = PublishOptions(planes=planes, residual_rank=residual_rank,
+                                 max_bytes=max_bytes, max_share=max_share, max_error=max_error)
+        return self._call(lambda c: c.publish_forced(id, codec, name, why, by, options))
 
     def score(self, id: str) -> Job:
         """Queues the measuring of the held-out loss on the run's texts."""

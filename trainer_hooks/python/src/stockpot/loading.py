@@ -196,20 +196,36 @@ class Artifact:
         return _cut(values, within).contiguous()
 
     def _bitdelta(self, name: str, entry: dict[str, Any]) -> torch.Tensor:
+        # In float64, in the server's order, and one rounding: the bits of an export in float32.
         rows, columns = entry["shape"]
         row_bytes = -(-columns // 8)
-        parts = {role: self._part(name, entry, role, size)
-                 for role, size in (("signs", rows * row_bytes), ("alpha", 4 * rows))}
-        signs, alphas = (self._chunks(f"tensor {name}", part, 0, len(part["chunks"]))
-                         for part in parts.values())
-        alpha = torch.frombuffer(alphas, dtype=torch.float32)
-        bits = np.unpackbits(np.frombuffer(signs, np.uint8).reshape(rows, row_bytes), axis=1,
-                             count=columns, bitorder="little")
         base = self._base_artifact(name).tensor(name)
         if list(base.shape) != [rows, columns]:
             raise self._corrupt(name, "the base's tensor has another shape")
-        sign = torch.from_numpy(bits).float().mul_(2).sub_(1)
-        return sign.mul_(alpha[:, None]).add_(base.float())
+        result = base.double()
+        for plane in range(len(entry["parts"])):
+            end = f"/{plane}" if plane else ""
+            if plane and f"signs{end}" not in entry["parts"]:
+                break
+            signs, alphas = (self._bytes(name, entry, role + end, size) for role, size in
+                             (("signs", rows * row_bytes), ("alpha", 4 * rows)))
+            bits = np.unpackbits(np.frombuffer(signs, np.uint8).reshape(rows, row_bytes), axis=1,
+                                 count=columns, bitorder="little")
+            alpha = torch.frombuffer(alphas, dtype=torch.float32).double()
+            result += torch.from_numpy(bits).double().mul_(2).sub_(1).mul_(alpha[:, None])
+        if "residual_a" in entry["parts"]:
+            rank = entry["parts"]["residual_a"]["bytes"] // (2 * columns)
+            a, b = (torch.frombuffer(self._bytes(name, entry, role, 2 * rank * size),
+                                     dtype=torch.bfloat16).double()
+                    for role, size in (("residual_a", columns), ("residual_b", rows)))
+            a, b = a.view(rank, columns), b.view(rows, rank)
+            for k in range(rank):
+                result += b[:, k, None] * a[k]
+        return result.float()
+
+    def _bytes(self, name: str, entry: dict[str, Any], role: str, size: int) -> bytearray:
+        part = self._part(name, entry, role, size)
+        return self._chunks(f"tensor {name}", part, 0, len(part["chunks"]))
 
     def _sparse(self, name: str, entry: dict[str, Any]) -> torch.Tensor:
         rows, columns = entry["shape"]

@@ -33,17 +33,18 @@ class Iface(object):
         """
         pass
 
-    def publish(self, id, codec, name):
+    def publish(self, id, codec, name, options):
         """
         Parameters:
          - id
          - codec
          - name
+         - options
 
         """
         pass
 
-    def publish_forced(self, id, codec, name, why, by):
+    def publish_forced(self, id, codec, name, why, by, options):
         """
         Parameters:
          - id
@@ -51,6 +52,7 @@ class Iface(object):
          - name
          - why
          - by
+         - options
 
         """
         pass
@@ -176,23 +178,25 @@ class Client(Iface):
             raise result.error
         raise TApplicationException(TApplicationException.MISSING_RESULT, "merge failed: unknown result")
 
-    def publish(self, id, codec, name):
+    def publish(self, id, codec, name, options):
         """
         Parameters:
          - id
          - codec
          - name
+         - options
 
         """
-        self.send_publish(id, codec, name)
+        self.send_publish(id, codec, name, options)
         return self.recv_publish()
 
-    def send_publish(self, id, codec, name):
+    def send_publish(self, id, codec, name, options):
         self._oprot.writeMessageBegin('publish', TMessageType.CALL, self._seqid)
         args = publish_args()
         args.id = id
         args.codec = codec
         args.name = name
+        args.options = options
         args.write(self._oprot)
         self._oprot.writeMessageEnd()
         self._oprot.trans.flush()
@@ -214,7 +218,7 @@ class Client(Iface):
             raise result.error
         raise TApplicationException(TApplicationException.MISSING_RESULT, "publish failed: unknown result")
 
-    def publish_forced(self, id, codec, name, why, by):
+    def publish_forced(self, id, codec, name, why, by, options):
         """
         Parameters:
          - id
@@ -222,12 +226,13 @@ class Client(Iface):
          - name
          - why
          - by
+         - options
 
         """
-        self.send_publish_forced(id, codec, name, why, by)
+        self.send_publish_forced(id, codec, name, why, by, options)
         return self.recv_publish_forced()
 
-    def send_publish_forced(self, id, codec, name, why, by):
+    def send_publish_forced(self, id, codec, name, why, by, options):
         self._oprot.writeMessageBegin('publish_forced', TMessageType.CALL, self._seqid)
         args = publish_forced_args()
         args.id = id
@@ -235,6 +240,7 @@ class Client(Iface):
         args.name = name
         args.why = why
         args.by = by
+        args.options = options
         args.write(self._oprot)
         self._oprot.writeMessageEnd()
         self._oprot.trans.flush()
@@ -652,7 +658,7 @@ class Processor(Iface, TProcessor):
         iprot.readMessageEnd()
         result = publish_result()
         try:
-            result.success = self._handler.publish(args.id, args.codec, args.name)
+            result.success = self._handler.publish(args.id, args.codec, args.name, args.options)
             msg_type = TMessageType.REPLY
         except TTransport.TTransportException:
             raise
@@ -678,7 +684,7 @@ class Processor(Iface, TProcessor):
         iprot.readMessageEnd()
         result = publish_forced_result()
         try:
-            result.success = self._handler.publish_forced(args.id, args.codec, args.name, args.why, args.by)
+            result.success = self._handler.publish_forced(args.id, args.codec, args.name, args.why, args.by, args.options)
             msg_type = TMessageType.REPLY
         except TTransport.TTransportException:
             raise
@@ -1184,14 +1190,16 @@ class publish_args(object):
      - id
      - codec
      - name
+     - options
 
     """
 
 
-    def __init__(self, id=None, codec=None, name=None,):
+    def __init__(self, id=None, codec=None, name=None, options=None,):
         self.id = id
         self.codec = codec
         self.name = name
+        self.options = options
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1217,6 +1225,12 @@ class publish_args(object):
                     self.name = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.STRUCT:
+                    self.options = PublishOptions()
+                    self.options.read(iprot)
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1238,6 +1252,10 @@ class publish_args(object):
         if self.name is not None:
             oprot.writeFieldBegin('name', TType.STRING, 3)
             oprot.writeString(self.name.encode('utf-8') if sys.version_info[0] == 2 else self.name)
+            oprot.writeFieldEnd()
+        if self.options is not None:
+            oprot.writeFieldBegin('options', TType.STRUCT, 4)
+            self.options.write(oprot)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -1261,6 +1279,7 @@ publish_args.thrift_spec = (
     (1, TType.STRING, 'id', 'UTF8', None, ),  # 1
     (2, TType.STRING, 'codec', 'UTF8', None, ),  # 2
     (3, TType.STRING, 'name', 'UTF8', None, ),  # 3
+    (4, TType.STRUCT, 'options', [PublishOptions, None], None, ),  # 4
 )
 
 
@@ -1346,16 +1365,18 @@ class publish_forced_args(object):
      - name
      - why
      - by
+     - options
 
     """
 
 
-    def __init__(self, id=None, codec=None, name=None, why=None, by=None,):
+    def __init__(self, id=None, codec=None, name=None, why=None, by=None, options=None,):
         self.id = id
         self.codec = codec
         self.name = name
         self.why = why
         self.by = by
+        self.options = options
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1391,6 +1412,12 @@ class publish_forced_args(object):
                     self.by = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.STRUCT:
+                    self.options = PublishOptions()
+                    self.options.read(iprot)
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1421,6 +1448,10 @@ class publish_forced_args(object):
             oprot.writeFieldBegin('by', TType.STRING, 5)
             oprot.writeString(self.by.encode('utf-8') if sys.version_info[0] == 2 else self.by)
             oprot.writeFieldEnd()
+        if self.options is not None:
+            oprot.writeFieldBegin('options', TType.STRUCT, 6)
+            self.options.write(oprot)
+            oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
 
@@ -1445,6 +1476,7 @@ publish_forced_args.thrift_spec = (
     (3, TType.STRING, 'name', 'UTF8', None, ),  # 3
     (4, TType.STRING, 'why', 'UTF8', None, ),  # 4
     (5, TType.STRING, 'by', 'UTF8', None, ),  # 5
+    (6, TType.STRUCT, 'options', [PublishOptions, None], None, ),  # 6
 )
 
 

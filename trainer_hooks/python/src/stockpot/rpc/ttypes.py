@@ -282,11 +282,17 @@ class RunConfig(object):
      - quota_bytes
      - merge_method
      - merge_spectral
+     - publish_codec
+     - publish_planes
+     - publish_residual_rank
+     - publish_max_bytes
+     - publish_max_share
+     - publish_max_error
 
     """
 
 
-    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0, compress_history=False, quota_bytes=0, merge_method="monosoup", merge_spectral=float(0),):
+    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0, compress_history=False, quota_bytes=0, merge_method="monosoup", merge_spectral=float(0), publish_codec="bitdelta", publish_planes=0, publish_residual_rank=0, publish_max_bytes=0, publish_max_share=float(0), publish_max_error=float(-1),):
         self.merge_every = merge_every
         self.publish = publish
         self.best_metric = best_metric
@@ -297,6 +303,12 @@ class RunConfig(object):
         self.quota_bytes = quota_bytes
         self.merge_method = merge_method
         self.merge_spectral = merge_spectral
+        self.publish_codec = publish_codec
+        self.publish_planes = publish_planes
+        self.publish_residual_rank = publish_residual_rank
+        self.publish_max_bytes = publish_max_bytes
+        self.publish_max_share = publish_max_share
+        self.publish_max_error = publish_max_error
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -357,6 +369,36 @@ class RunConfig(object):
                     self.merge_spectral = iprot.readDouble()
                 else:
                     iprot.skip(ftype)
+            elif fid == 12:
+                if ftype == TType.STRING:
+                    self.publish_codec = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 13:
+                if ftype == TType.I64:
+                    self.publish_planes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 14:
+                if ftype == TType.I64:
+                    self.publish_residual_rank = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 15:
+                if ftype == TType.I64:
+                    self.publish_max_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 16:
+                if ftype == TType.DOUBLE:
+                    self.publish_max_share = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 17:
+                if ftype == TType.DOUBLE:
+                    self.publish_max_error = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -406,6 +448,30 @@ class RunConfig(object):
         if self.merge_spectral is not None:
             oprot.writeFieldBegin('merge_spectral', TType.DOUBLE, 10)
             oprot.writeDouble(self.merge_spectral)
+            oprot.writeFieldEnd()
+        if self.publish_codec is not None:
+            oprot.writeFieldBegin('publish_codec', TType.STRING, 12)
+            oprot.writeString(self.publish_codec.encode('utf-8') if sys.version_info[0] == 2 else self.publish_codec)
+            oprot.writeFieldEnd()
+        if self.publish_planes is not None:
+            oprot.writeFieldBegin('publish_planes', TType.I64, 13)
+            oprot.writeI64(self.publish_planes)
+            oprot.writeFieldEnd()
+        if self.publish_residual_rank is not None:
+            oprot.writeFieldBegin('publish_residual_rank', TType.I64, 14)
+            oprot.writeI64(self.publish_residual_rank)
+            oprot.writeFieldEnd()
+        if self.publish_max_bytes is not None:
+            oprot.writeFieldBegin('publish_max_bytes', TType.I64, 15)
+            oprot.writeI64(self.publish_max_bytes)
+            oprot.writeFieldEnd()
+        if self.publish_max_share is not None:
+            oprot.writeFieldBegin('publish_max_share', TType.DOUBLE, 16)
+            oprot.writeDouble(self.publish_max_share)
+            oprot.writeFieldEnd()
+        if self.publish_max_error is not None:
+            oprot.writeFieldBegin('publish_max_error', TType.DOUBLE, 17)
+            oprot.writeDouble(self.publish_max_error)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -4645,6 +4711,107 @@ class MergeOptions(object):
 
     def __ne__(self, other):
         return not (self == other)
+
+
+class PublishOptions(object):
+    """
+    Attributes:
+     - planes
+     - residual_rank
+     - max_bytes
+     - max_share
+     - max_error
+
+    """
+
+
+    def __init__(self, planes=0, residual_rank=0, max_bytes=0, max_share=float(0), max_error=float(-1),):
+        self.planes = planes
+        self.residual_rank = residual_rank
+        self.max_bytes = max_bytes
+        self.max_share = max_share
+        self.max_error = max_error
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 2:
+                if ftype == TType.I64:
+                    self.planes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.residual_rank = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I64:
+                    self.max_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.DOUBLE:
+                    self.max_share = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.DOUBLE:
+                    self.max_error = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('PublishOptions')
+        if self.planes is not None:
+            oprot.writeFieldBegin('planes', TType.I64, 2)
+            oprot.writeI64(self.planes)
+            oprot.writeFieldEnd()
+        if self.residual_rank is not None:
+            oprot.writeFieldBegin('residual_rank', TType.I64, 3)
+            oprot.writeI64(self.residual_rank)
+            oprot.writeFieldEnd()
+        if self.max_bytes is not None:
+            oprot.writeFieldBegin('max_bytes', TType.I64, 4)
+            oprot.writeI64(self.max_bytes)
+            oprot.writeFieldEnd()
+        if self.max_share is not None:
+            oprot.writeFieldBegin('max_share', TType.DOUBLE, 5)
+            oprot.writeDouble(self.max_share)
+            oprot.writeFieldEnd()
+        if self.max_error is not None:
+            oprot.writeFieldBegin('max_error', TType.DOUBLE, 6)
+            oprot.writeDouble(self.max_error)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
 all_structs.append(Error)
 Error.thrift_spec = (
     None,  # 0
@@ -4672,6 +4839,13 @@ RunConfig.thrift_spec = (
     (8, TType.I64, 'quota_bytes', None, 0, ),  # 8
     (9, TType.STRING, 'merge_method', 'UTF8', "monosoup", ),  # 9
     (10, TType.DOUBLE, 'merge_spectral', None, float(0), ),  # 10
+    None,  # 11
+    (12, TType.STRING, 'publish_codec', 'UTF8', "bitdelta", ),  # 12
+    (13, TType.I64, 'publish_planes', None, 0, ),  # 13
+    (14, TType.I64, 'publish_residual_rank', None, 0, ),  # 14
+    (15, TType.I64, 'publish_max_bytes', None, 0, ),  # 15
+    (16, TType.DOUBLE, 'publish_max_share', None, float(0), ),  # 16
+    (17, TType.DOUBLE, 'publish_max_error', None, float(-1), ),  # 17
 )
 all_structs.append(Run)
 Run.thrift_spec = (
@@ -5017,6 +5191,16 @@ MergeOptions.thrift_spec = (
     (2, TType.LIST, 'weights', (TType.DOUBLE, None, False), None, ),  # 2
     (3, TType.DOUBLE, 'spectral', None, float(0), ),  # 3
     (4, TType.I32, 'last', None, 0, ),  # 4
+)
+all_structs.append(PublishOptions)
+PublishOptions.thrift_spec = (
+    None,  # 0
+    None,  # 1
+    (2, TType.I64, 'planes', None, 0, ),  # 2
+    (3, TType.I64, 'residual_rank', None, 0, ),  # 3
+    (4, TType.I64, 'max_bytes', None, 0, ),  # 4
+    (5, TType.DOUBLE, 'max_share', None, float(0), ),  # 5
+    (6, TType.DOUBLE, 'max_error', None, float(-1), ),  # 6
 )
 fix_spec(all_structs)
 del all_structs
