@@ -1,39 +1,25 @@
 #include "store/bitdelta_codec.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <span>
 
 #include "kernels/base/check.h"
-#include "kernels/bitdelta/compress.h"
-#include "kernels/bitdelta/signs.h"
 #include "store/artifact_source.h"
 #include "store/model_structure.h"
+#include "store/publish_forms.h"
 #include "store/publish_options.h"
-#include "store/sparse_codec.h"
+#include "store/tensor_choice.h"
+#include "store/tensor_encoder.h"
+#include "store/weight_values.h"
 
 namespace stockpot {
 namespace {
 
 using Bytes = std::vector<std::byte>;
 
-constexpr int64_t kNormElements = 1 << 16;  // of a thread's piece of work
-// Relative squared error of one bit over which a larger, exact form is taken: a tenth of the
-// elements changed gives about 0.93, a dense update 0.36 to 0.5.
-constexpr double kOneBitMaxError = 0.9;
-
 std::string Quoted(std::string_view name) { return "tensor '" + std::string(name) + "'"; }
-
-// Six digits are what a person reads; fewer bytes in the manifest than all seventeen.
-double Rounded(double value) {
-  if (value == 0 || !std::isfinite(value)) return 0;
-  const double scale = std::pow(10.0, 5 - std::floor(std::log10(std::fabs(value))));
-  return std::round(value * scale) / scale;
-}
 
 // Any tensor as [first dimension, rest].
 WeightMatrix AsMatrix(const Bytes& bytes, const TensorEntry& entry) {
@@ -42,71 +28,22 @@ WeightMatrix AsMatrix(const Bytes& bytes, const TensorEntry& entry) {
   return {.data = bytes.data(), .dtype = entry.dtype, .rows = rows, .cols = cols, .stride = cols};
 }
 
-// Same shape, perhaps another dtype: same numbers bit for bit (-0 is not 0)?
-bool SameValues(const WeightMatrix& a, const WeightMatrix& b) {
-  for (int64_t i = 0; i < a.rows * a.cols; ++i) {
-    if (std::bit_cast<uint32_t>(LoadWeight(a.data, a.dtype, i)) !=
-        std::bit_cast<uint32_t>(LoadWeight(b.data, b.dtype, i))) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool AllFinite(const WeightMatrix& w) {
-  bool finite = true;
-  for (int64_t i = 0; i < w.rows * w.cols; ++i) {
-    finite &= std::isfinite(LoadWeight(w.data, w.dtype, i));
-  }
-  return finite;
-}
-
-// Sum of squares, in float64 and in an order that does not depend on the threads.
-double SquaredNorm(const WeightMatrix& w, ThreadPool& threads) {
-  std::vector<double> rows(static_cast<size_t>(w.rows));
-  const int64_t grain = std::max<int64_t>(1, kNormElements / std::max<int64_t>(1, w.cols));
-  threads.ParallelFor(w.rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      std::array<double, 8> sums{};
-      const void* row = w.row(r);
-      for (int64_t c = 0; c < w.cols; ++c) {
-        const double value = LoadWeight(row, w.dtype, c);
-        sums[static_cast<size_t>(c % 8)] += value * value;
-      }
-      rows[static_cast<size_t>(r)] = std::accumulate(sums.begin(), sums.end(), 0.0);
-    }
-  });
-  return std::accumulate(rows.begin(), rows.end(), 0.0);
-}
-
-// What alpha * sign misses of the squared delta, with alpha = mean |delta| of its row.
-double RowError(const DeltaStats& stats, std::span<const float> alpha, int64_t cols) {
-  if (stats.sum_square == 0) return 0;
-  double kept = 0;
-  for (const float a : alpha) kept += static_cast<double>(a) * a * static_cast<double>(cols);
-  return std::max(0.0, 1 - kept / stats.sum_square);
-}
-
 class VariantBuilder {
  public:
-  VariantBuilder(CheckpointStore& store, PublishCodec codec, ThreadPool& threads,
-                 const ProgressFunction& progress)
-      : store_(store), codec_(codec), threads_(threads), progress_(progress) {}
+  VariantBuilder(CheckpointStore& store, PublishCodec codec, const PublishOptions& options,
+                 ThreadPool& threads, const ProgressFunction& progress)
+      : store_(store), how_{codec, options}, threads_(threads), progress_(progress) {}
 
   Result<Manifest> Build(const Digest& artifact) {
     STOCKPOT_RETURN_IF_ERROR(Open(artifact));
     STOCKPOT_RETURN_IF_ERROR(CheckComplete());
-    int64_t done_bytes = 0;
-    const double all_bytes = static_cast<double>(std::max<int64_t>(1, source_.logical_bytes()));
     for (const TensorEntry& entry : source_.tensors) {
-      if (progress_) {
-        STOCKPOT_RETURN_IF_ERROR(progress_(static_cast<double>(done_bytes) / all_bytes));
-      }
-      done_bytes += entry.logical_bytes();
+      STOCKPOT_RETURN_IF_ERROR(Advance(entry));
       if (entry.alias_of.empty()) STOCKPOT_RETURN_IF_ERROR(AddTensor(entry));
     }
-    AddAliases();
     STOCKPOT_RETURN_IF_ERROR(AddFiles());
+    STOCKPOT_RETURN_IF_ERROR(ChooseAndStore());
+    AddAliases();
     AddTotals(artifact);
     STOCKPOT_RETURN_IF_ERROR(variant_.Validate());
     return std::move(variant_);
@@ -117,6 +54,23 @@ class VariantBuilder {
     std::string name;
     std::string target;
   };
+  // A tensor that changed, measured; of codec auto it waits for the others' measurements.
+  struct Changed {
+    const TensorEntry* entry = nullptr;  // in source_
+    const TensorEntry* base = nullptr;   // in base_: what its delta is over
+    TensorRole role = TensorRole::kNotMatrix;
+    DeltaStats stats;
+    std::vector<Candidate> forms;  // a hull, raw included
+  };
+
+  // Progress of the first pass, and of codec auto's second.
+  Status Advance(const TensorEntry& entry) {
+    const double passes = how_.codec == PublishCodec::kAuto ? 2 : 1;
+    const double all = static_cast<double>(std::max<int64_t>(1, source_.logical_bytes()));
+    const double share = static_cast<double>(done_bytes_) / (passes * all);
+    done_bytes_ += entry.logical_bytes();
+    return progress_ ? progress_(std::min(1.0, share)) : OkStatus();
+  }
 
   Status Open(const Digest& artifact) {
     STOCKPOT_ASSIGN_OR_RETURN(source_, store_.GetManifest(artifact));
@@ -239,7 +193,7 @@ class VariantBuilder {
       AddUnchanged(entry.name, *base);
       return OkStatus();
     }
-    return AddChanged(entry, AsMatrix(base_bytes, *base), AsMatrix(bytes, entry));
+    return AddChanged(entry, *base, AsMatrix(base_bytes, *base), AsMatrix(bytes, entry));
   }
 
   // A tensor with values of its own where the base's is tied to another: the tie broke, or holds.
@@ -265,95 +219,99 @@ class VariantBuilder {
     STOCKPOT_ASSIGN_OR_RETURN(const Bytes base_bytes, ReadWeights(*base_reader_, *base_target));
     STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(*source_reader_, entry));
     head_untied_ = true;
-    return AddChanged(entry, AsMatrix(base_bytes, *base_target), AsMatrix(bytes, entry));
+    return AddChanged(entry, *base_target, AsMatrix(base_bytes, *base_target),
+                      AsMatrix(bytes, entry));
   }
 
-  Status AddChanged(const TensorEntry& entry, const WeightMatrix& base, const WeightMatrix& tuned) {
-    std::vector<uint8_t> signs(static_cast<size_t>(SignBytes(base.rows, base.cols)));
-    std::vector<float> alpha(static_cast<size_t>(base.rows));
-    const CompressArgs args{.base = base, .fine_tuned = tuned, .signs = signs, .alpha = alpha};
-    const Result<DeltaStats> stats = BitDeltaCompressCpu(args, threads_);
-    if (!stats.ok()) return stats.status().WithContext(Quoted(entry.name));
-    if (stats->non_finite > 0) {
-      return InvalidArgument(Quoted(entry.name) + ": " + std::to_string(stats->non_finite) +
-                             " of " + std::to_string(entry.elements()) +
-                             " values are NaN or infinite");
+  // `base_entry`: of the base, what the delta is over.
+  Status AddChanged(const TensorEntry& entry, const TensorEntry& base_entry,
+                    const WeightMatrix& base, const WeightMatrix& tuned) {
+    const TensorRole role = structure_->RoleOf(entry.name, entry.shape);
+    const WaysToEncode ways = WaysOf(how_, entry, role, HasBase(entry), tuned);
+    TensorEncoder encoder(store_, threads_);
+    const Status status = encoder.Measure({entry.name, base, tuned}, ways);
+    if (!status.ok()) return status.WithContext(Quoted(entry.name));
+    const DeltaStats& stats = encoder.stats();
+    if (stats.non_finite > 0) {
+      return InvalidArgument(Quoted(entry.name) + ": " + std::to_string(stats.non_finite) + " of " +
+                             std::to_string(entry.elements()) + " values are NaN or infinite");
     }
     if (!AllFinite(base)) {
       return InvalidArgument(Quoted(entry.name) + ": the base's values are not all finite");
     }
-    const TensorRole role = structure_->RoleOf(entry.name, entry.shape);
-    TensorEntry stored{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
-    stored.codec = ChooseCodec(entry, role, base, tuned, *stats);
-    switch (stored.codec) {
-      case Codec::kSparse:
-        STOCKPOT_RETURN_IF_ERROR(StoreSparse(base, tuned, stored));
-        if (role == TensorRole::kBlockLinear) block_sparse_ += entry.elements();
-        break;
-      case Codec::kBitDelta:
-        STOCKPOT_RETURN_IF_ERROR(StoreSigns(signs, alpha, stored));
-        block_compressed_ += entry.elements();
-        break;
-      default:
-        STOCKPOT_RETURN_IF_ERROR(StoreRaw(entry, tuned, stored));
-    }
-    (role == TensorRole::kBlockLinear ? block_elements_ : other_changed_) += entry.elements();
-    const double changed = static_cast<double>(stats->changed) /
-                           static_cast<double>(std::max<int64_t>(1, stats->elements));
-    nlohmann::json facts = {{"role", TensorRoleName(role)},
-                            {"codec", CodecName(stored.codec)},
-                            {"bytes", stored.stored_bytes()},
-                            {"changed", Rounded(changed)},
-                            {"delta", Rounded(std::sqrt(stats->sum_square))},
-                            {"error", Rounded(stats->OneBitError())}};
-    if (stored.codec == Codec::kBitDelta) {
-      facts["row_error"] = Rounded(RowError(*stats, alpha, base.cols));
-    }
-    update_square_ += stats->sum_square;
+    update_square_ += stats.sum_square;
     base_square_ += SquaredNorm(base, threads_);
-    variant_.attributes["tensor/" + entry.name] = facts.dump();
-    variant_.tensors.push_back(std::move(stored));
-    return OkStatus();
-  }
-
-  // The smallest that is exact enough; the rules are in the header.
-  Codec ChooseCodec(const TensorEntry& entry, TensorRole role, const WeightMatrix& base,
-                    const WeightMatrix& tuned, const DeltaStats& stats) const {
-    if (codec_ == PublishCodec::kDense || entry.shape.size() != 2) return Codec::kRaw;
-    const bool block = role == TensorRole::kBlockLinear;
-    const bool one_bit_fits = block && stats.OneBitError() <= kOneBitMaxError;
-    const int64_t exact_limit = one_bit_fits ? SignBytes(base.rows, base.cols) + 4 * base.rows
-                                             : entry.logical_bytes() / 2;
-    const TensorEntry* of_base = base_.Resolve(entry.name);
-    if (of_base != nullptr && base.dtype == tuned.dtype) {
-      const SparseShape shape = SparseShapeOf(base);
-      const int64_t changed = CountChanged(BytesOf(base), BytesOf(tuned), shape);
-      if (SparseBytes(shape.d_out, shape.d_in, shape.element_bytes, changed) <= exact_limit) {
-        return Codec::kSparse;
-      }
+    Changed changed{.entry = &entry, .base = &base_entry, .role = role, .stats = stats, .forms = {}};
+    const Candidate raw{.codec = Codec::kRaw, .bytes = entry.logical_bytes(), .left = 0};
+    if (how_.codec == PublishCodec::kAuto) {
+      changed.forms = encoder.candidates();
+      changed.forms.push_back(raw);
+      changed.forms = LowerHull(std::move(changed.forms));
+      changed_.push_back(std::move(changed));
+      return OkStatus();
     }
-    return block ? Codec::kBitDelta : Codec::kRaw;
+    changed.forms = {FixedForm(how_.codec, role, stats, encoder.candidates(), raw)};
+    return Store(changed, 0, encoder, tuned);
   }
 
-  static SparseShape SparseShapeOf(const WeightMatrix& w) {
-    return {.d_out = w.rows, .d_in = w.cols, .element_bytes = DTypeSize(w.dtype)};
-  }
-  static const std::byte* BytesOf(const WeightMatrix& w) {
-    return static_cast<const std::byte*>(w.data);
-  }
+  bool HasBase(const TensorEntry& entry) const { return base_.Resolve(entry.name) != nullptr; }
 
-  Status StoreSigns(const std::vector<uint8_t>& signs, const std::vector<float>& alpha,
-                    TensorEntry& stored) {
-    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["signs"], Put(signs));
-    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["alpha"], Put(alpha));
+  // Codec auto: the choice over all tensors, then each of them once more.
+  Status ChooseAndStore() {
+    if (how_.codec != PublishCodec::kAuto) return OkStatus();
+    std::vector<std::vector<Candidate>> hulls;
+    for (const Changed& changed : changed_) hulls.push_back(changed.forms);
+    int64_t fixed_bytes = 0;
+    for (const auto& [name, part] : variant_.files) fixed_bytes += part.bytes;
+    const ChoiceLimits limits =
+        LimitsOf(how_.options, source_.logical_bytes(), fixed_bytes, update_square_);
+    STOCKPOT_ASSIGN_OR_RETURN(const std::vector<size_t> chosen, ChooseCandidates(hulls, limits));
+    for (size_t i = 0; i < changed_.size(); ++i) {
+      STOCKPOT_RETURN_IF_ERROR(Advance(*changed_[i].entry));
+      STOCKPOT_RETURN_IF_ERROR(StoreAgain(changed_[i], chosen[i]));
+    }
+    STOCKPOT_CHECK(!limits.bytes || variant_.stored_bytes() <= *limits.bytes,
+                   variant_.stored_bytes(), *limits.bytes);
     return OkStatus();
   }
 
-  Status StoreSparse(const WeightMatrix& base, const WeightMatrix& tuned, TensorEntry& stored) {
-    const SparseParts parts = EncodeSparse(BytesOf(base), BytesOf(tuned), SparseShapeOf(base));
-    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["counts"], Put(parts.counts));
-    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["columns"], Put(parts.columns));
-    STOCKPOT_ASSIGN_OR_RETURN(stored.parts["values"], Put(parts.values));
+  // Reads and measures the tensor a second time, as far as its form needs.
+  Status StoreAgain(const Changed& changed, size_t chosen) {
+    const TensorEntry& entry = *changed.entry;
+    const Candidate& form = changed.forms[chosen];
+    TensorEncoder encoder(store_, threads_);
+    if (form.codec == Codec::kRaw && entry.codec == Codec::kRaw) {
+      return Store(changed, chosen, encoder, {});  // its chunks are there
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base, ReadWeights(*base_reader_, *changed.base));
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(*source_reader_, entry));
+    const WeightMatrix tuned = AsMatrix(bytes, entry);
+    WaysToEncode ways = WaysOf(how_, entry, changed.role, HasBase(entry), tuned);
+    ways.planes = ways.ranks_from = std::max<int64_t>(1, form.planes);
+    if (form.rank == 0) ways.ranks.clear();
+    STOCKPOT_RETURN_IF_ERROR(
+        encoder.Measure({entry.name, AsMatrix(base, *changed.base), tuned}, ways));
+    return Store(changed, chosen, encoder, tuned);
+  }
+
+  // Puts a form, and what is told about it.
+  Status Store(const Changed& changed, size_t chosen, TensorEncoder& encoder,
+               const WeightMatrix& tuned) {
+    const TensorEntry& entry = *changed.entry;
+    const Candidate& form = changed.forms[chosen];
+    TensorEntry stored{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
+    STOCKPOT_RETURN_IF_ERROR(form.codec == Codec::kRaw ? StoreRaw(entry, tuned, stored)
+                                                       : encoder.Put(form, stored));
+    const bool block = changed.role == TensorRole::kBlockLinear;
+    (block ? block_elements_ : other_changed_) += entry.elements();
+    if (block && form.codec == Codec::kSparse) block_sparse_ += entry.elements();
+    if (block && form.codec == Codec::kBitDelta) block_compressed_ += entry.elements();
+    left_square_ += form.left;
+    const Candidate* next =
+        chosen + 1 < changed.forms.size() ? &changed.forms[chosen + 1] : nullptr;
+    variant_.attributes["tensor/" + entry.name] =
+        FactsOf(changed.role, changed.stats, form, next).dump();
+    variant_.tensors.push_back(std::move(stored));
     return OkStatus();
   }
 
@@ -406,10 +364,12 @@ class VariantBuilder {
                                      {"block_sparse", block_sparse_},
                                      {"other_changed", other_changed_}};
     variant_.attributes["source"] = artifact.Hex();
-    variant_.attributes["codec"] = PublishCodecName(codec_);
+    variant_.attributes["codec"] = PublishCodecName(how_.codec);
     variant_.attributes["bytes"] = std::to_string(variant_.stored_bytes());
     variant_.attributes["bytes_full"] = std::to_string(source_.logical_bytes());
     variant_.attributes["coverage"] = coverage.dump();
+    variant_.attributes["update_error"] =
+        nlohmann::json(update_square_ == 0 ? 0 : SixDigits(left_square_ / update_square_)).dump();
     variant_.attributes["update"] = nlohmann::json(RelativeUpdate()).dump();
   }
 
@@ -417,7 +377,7 @@ class VariantBuilder {
   double RelativeUpdate() const {
     if (update_square_ == 0) return 0;
     if (base_square_ == 0) return kGateNoLimit;
-    return Rounded(std::sqrt(update_square_ / base_square_));
+    return SixDigits(std::sqrt(update_square_ / base_square_));
   }
 
   // Of a tensor that is not in pieces.
@@ -454,13 +414,8 @@ class VariantBuilder {
     return bytes;
   }
 
-  template <typename T>
-  Result<Part> Put(const std::vector<T>& values) {
-    return store_.PutBytes(std::as_bytes(std::span(values)));
-  }
-
   CheckpointStore& store_;
-  const PublishCodec codec_;
+  const PublishForms how_;
   ThreadPool& threads_;
   const ProgressFunction& progress_;
 
@@ -475,8 +430,11 @@ class VariantBuilder {
   std::vector<AliasEntry> aliases_;
   std::vector<TensorEntry> ties_;
   bool head_untied_ = false;
+  std::vector<Changed> changed_;  // of codec auto
+  int64_t done_bytes_ = 0;
   double update_square_ = 0;  // of the tensors that changed: sum of delta^2,
-  double base_square_ = 0;    // and of the base's values
+  double base_square_ = 0;    // of the base's values, and of what
+  double left_square_ = 0;    // is lost
   int64_t block_elements_ = 0;
   int64_t block_compressed_ = 0;
   int64_t block_sparse_ = 0;
@@ -489,12 +447,7 @@ Result<Manifest> BuildVariant(CheckpointStore& store, const Digest& artifact, Pu
                               ThreadPool& threads, const ProgressFunction& progress,
                               const PublishOptions& options) {
   STOCKPOT_RETURN_IF_ERROR(CheckPublishOptions(codec, options));
-  if (codec == PublishCodec::kAuto || codec == PublishCodec::kSparse || options.planes > 1 ||
-      options.residual_rank > 0) {
-    return InvalidArgument("codec " + std::string(PublishCodecName(codec)) +
-                           " with these options is not built yet");
-  }
-  return VariantBuilder(store, codec, threads, progress).Build(artifact);
+  return VariantBuilder(store, codec, options, threads, progress).Build(artifact);
 }
 
 }  // namespace stockpot

@@ -2,11 +2,13 @@
 //
 //   W ~ W_base + alpha sign  [+ alpha/1 signs/1 + ...]  [+ residual_b residual_a]
 //
-//   "signs", "alpha"      the first plane (kernels/bitdelta/signs.h): canonical bits, and [d_out] F32
-//   "signs/1", "alpha/1"  the rule applied again to what the planes before it leave; and so on, up
+//   "signs", "alpha"      the first plane (kernels/bitdelta/signs.h): canonical bits, and [d_out]
+//   F32 "signs/1", "alpha/1"  the rule applied again to what the planes before it leave; and so on,
+//   up
 //                         to kMaxSignPlanes planes
 //   "residual_a"          [r, d_in] BF16, and
-//   "residual_b"          [d_out, r] BF16: what the planes leave, in low rank. r follows from the size
+//   "residual_b"          [d_out, r] BF16: what the planes leave, in low rank. r follows from the
+//   size
 //
 // Decoding sums planes in their order, then ranks in theirs, in float64, and rounds once
 // (store/delta_reader.h). Thread promise: pure functions.

@@ -19,7 +19,7 @@ struct MatrixFacts {
   double error = 0;   // share of it that the variant does not have
 };
 
-// Facts of the 1-bit matrices of a variant.
+// Facts of a variant's matrices of codec bitdelta.
 Result<std::vector<MatrixFacts>> OneBitMatrices(const Manifest& variant) {
   std::vector<MatrixFacts> matrices;
   for (const TensorEntry& entry : variant.tensors) {
@@ -134,7 +134,7 @@ std::optional<GateRefusal> Judge(const GateConfig& config, const GateMeasures& m
   verdict.AtLeast("update", measures.update, config.min_update, "the relative size of the update");
   if (!measures.error_tensor.empty()) {
     verdict.AtMost("error", measures.error, config.max_error,
-                   "the error of one bit for '" + measures.error_tensor + "'");
+                   "the error of '" + measures.error_tensor + "'");
   }
   return std::move(verdict.refusal);
 }

@@ -3,8 +3,9 @@
 //   1. structure (store/bitdelta_codec.h, while the variant is made): complete against the base,
 //      shapes and dtypes right, finite
 //   2. the size of the update: ||W - W_base||_F / ||W_base||_F over the tensors that changed
-//   3. the error of each 1-bit matrix: ||delta - alpha sign(delta)||_F^2 / ||delta||_F^2. Of the
-//      matrices that hold little of the update none counts: their error moves no output
+//   3. the error of each matrix of codec bitdelta, as it is stored (planes, residual and all):
+//      ||W - W'||_F^2 / ||W - W_base||_F^2. Of the matrices that hold little of the update none
+//      counts: their error moves no output
 //   4. where the run has probe texts, on the path that serves (serve/engine/scorer.h): KL and top-1
 //      agreement of the full checkpoint and the variant, held-out loss of both
 //
@@ -24,7 +25,7 @@ namespace stockpot {
 
 struct GateMeasures {
   double update = 0;
-  double error = 0;          // of the worst matrix that counts; 0: none is stored in one bit
+  double error = 0;          // of the worst matrix that counts; 0: none is of codec bitdelta
   std::string error_tensor;  // its name; empty: likewise
   struct Probe {
     Digest texts;                    // ProbeSet::digest

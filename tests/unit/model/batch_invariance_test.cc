@@ -66,7 +66,11 @@ class BatchInvariance : public ::testing::Test {
     variants_ = {
         nullptr, world_.Load(world_.Publish(test::TunedFrom(base_model_, 2))),
         world_.Load(world_.Publish(test::TunedFrom(base_model_, 3))),
-        world_.Load(world_.Publish(test::TunedFrom(base_model_, 4), PublishCodec::kDense))};
+        world_.Load(world_.Publish(test::TunedFrom(base_model_, 4), PublishCodec::kDense)),
+        world_.Load(world_.Publish(test::TunedFrom(base_model_, 5), PublishCodec::kBitDelta,
+                                   {.planes = 2, .residual_rank = 3})),
+        world_.Load(world_.Publish(test::TunedFrom(base_model_, 6), PublishCodec::kAuto,
+                                   {.max_error = 0.1}))};
     std::mt19937_64 random(TestSeed());
     ThreadPool threads(1);
     Transformer transformer(world_.base, threads);

@@ -1,10 +1,12 @@
 // What loading refuses, by name, and what it accepts although it looks odd.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "serve/model/transformer.h"
 #include "serve/model/weights.h"
+#include "store/artifact_source.h"
 #include "tests/unit/model/run_model.h"
 #include "tests/unit/model/world.h"
 
@@ -270,6 +272,63 @@ TEST_F(VariantModelTest, TiedConfigWithAHeadOfItsOwnIsRefused) {
   std::erase_if(manifest.tensors, [](const TensorEntry& tensor) { return tensor.name == kHead; });
   manifest.tensors.insert(manifest.tensors.begin(), head);  // "lm_head" sorts before "model"
   ExpectRefused(LoadStatus(manifest), {kHead, "ties"});
+}
+
+// Planes and residuals beside the resident base against a model of the decoded weights, in every tie
+// of head and embeddings, which have planes too.
+TEST_F(VariantModelTest, PlanesAndResidualsAreTheDecodedWeights) {
+  const std::pair<PublishCodec, PublishOptions> ways[] = {
+      {PublishCodec::kBitDelta, {.planes = 3}},
+      {PublishCodec::kBitDelta, {.planes = 2, .residual_rank = 5}},
+      {PublishCodec::kAuto, {}},
+      {PublishCodec::kAuto, {.residual_rank = 4, .max_error = 0.1}}};
+  for (const bool base_tied : {true, false}) {
+    const TestModel base_model = test::RandomBase(3, {.tied = base_tied});
+    World world(base_model);
+    for (const bool tuned_tied : {true, false}) {
+      TestModel tuned = test::TunedFrom(base_model, 12);
+      if (tuned_tied && !base_tied) tuned.Remove(kHead);
+      std::mt19937_64 random(4);
+      if (!tuned_tied && base_tied) tuned.SetRandom(kHead, DType::kBF16, {40, 24}, random, 0.05);
+      std::string& config = tuned.config_files["config.json"];
+      const std::string key = "\"tie_word_embeddings\": ";
+      const size_t at = config.find(key) + key.size();
+      config.replace(at, config.find(',', at) - at, tuned_tied ? "true" : "false");
+      for (const auto& [codec, options] : ways) {
+        SCOPED_TRACE(::testing::Message()
+                     << "base tied " << base_tied << ", tuned tied " << tuned_tied << ", "
+                     << PublishCodecName(codec) << ", planes " << options.planes);
+        const Digest digest = world.Publish(tuned, codec, options);
+        const Manifest manifest = world.ManifestOf(digest);
+        EXPECT_EQ(manifest.Find(kEmbedding)->codec,
+                  codec == PublishCodec::kAuto ? Codec::kBitDelta : Codec::kRaw);
+        const auto variant = world.Load(digest);
+        ASSERT_NE(variant, nullptr);
+        ThreadPool threads(1);
+        Transformer transformer(world.base, threads);
+        KvPool pool(world.base->config(), int64_t{1} << 20);
+        const std::vector<int32_t> prompt = {3, 1, 4, 1, 5, 9, 2, 6};
+        const auto decoded = OpenArtifact(*world.store, digest, /*decode_f32=*/true);
+        ASSERT_OK(decoded);
+        const auto whole = BaseModel::Load(Digest{}, **decoded);
+        ASSERT_OK(whole);
+        Transformer of_whole(*whole, threads);
+        KvPool its_pool((*whole)->config(), int64_t{1} << 20);
+        const std::vector<float> want = test::PromptLogits(of_whole, its_pool, nullptr, prompt);
+        double norm = 0;
+        for (const float logit : want) norm = std::max<double>(norm, std::fabs(logit));
+        for (const int64_t prompt_rows : {0, 8}) {  // apart, and folded
+          const std::vector<float> got =
+              test::PromptLogits(transformer, pool, variant.get(), prompt, prompt_rows);
+          ASSERT_EQ(got.size(), want.size());
+          for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 2e-5 * norm);
+        }
+        const std::vector<float> base_logits =
+            test::PromptLogits(transformer, pool, nullptr, prompt);
+        EXPECT_GT(std::fabs(base_logits[0] - want[0]), 1e-3 * norm);  // not the base's by mistake
+      }
+    }
+  }
 }
 
 }  // namespace

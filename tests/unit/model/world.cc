@@ -14,11 +14,12 @@ World::World(const TensorSource& base_model) : store(OpenStore(folder.path() / "
   base = *loaded;
 }
 
-Digest World::Publish(const TensorSource& tuned, PublishCodec codec) {
+Digest World::Publish(const TensorSource& tuned, PublishCodec codec,
+                      const PublishOptions& options) {
   const Digest checkpoint =
       StoreModel(*store, tuned, ArtifactKind::kCheckpoint, base_digest, "run", ++checkpoints);
   ThreadPool threads(2);
-  Result<Manifest> variant = BuildVariant(*store, checkpoint, codec, threads, nullptr);
+  Result<Manifest> variant = BuildVariant(*store, checkpoint, codec, threads, nullptr, options);
   EXPECT_OK(variant);
   return Add(*std::move(variant));
 }

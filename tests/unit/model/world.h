@@ -15,7 +15,8 @@ struct World {
   explicit World(const TensorSource& base_model);
 
   // Stores `tuned` as a checkpoint of the base, publishes it and returns the variant's digest.
-  Digest Publish(const TensorSource& tuned, PublishCodec codec = PublishCodec::kBitDelta);
+  Digest Publish(const TensorSource& tuned, PublishCodec codec = PublishCodec::kBitDelta,
+                 const PublishOptions& options = {});
   // Commits a manifest as it is and returns its digest.
   Digest Add(Manifest manifest);
   // The manifest of a stored artifact, to be changed and added again.

@@ -33,9 +33,9 @@ class BitDeltaCodecTest : public ::testing::Test {
   Digest StoreCheckpoint(const TestModel& model) {
     return StoreModel(*store_, model, ArtifactKind::kCheckpoint, base_, "run", step_++);
   }
-  Result<Manifest> Build(const TestModel& checkpoint,
-                         PublishCodec codec = PublishCodec::kBitDelta) {
-    return BuildVariant(*store_, StoreCheckpoint(checkpoint), codec, threads_, nullptr);
+  Result<Manifest> Build(const TestModel& checkpoint, PublishCodec codec = PublishCodec::kBitDelta,
+                         const PublishOptions& options = {}) {
+    return BuildVariant(*store_, StoreCheckpoint(checkpoint), codec, threads_, nullptr, options);
   }
   Digest Commit1(const Manifest& manifest) {
     Commit commit;
@@ -444,39 +444,154 @@ TEST_F(BitDeltaCodecTest, Refuses) {
   EXPECT_EQ(unknown.status().code(), StatusCode::kNotFound);
 }
 
+// --- the choice by measurement ---
+
+TEST_F(BitDeltaCodecTest, AutoKeepsToABudgetOrSaysWhatItWouldTake) {
+  for (int round = 0; round < 20; ++round) {
+    const bool tied = random_() % 2 == 0;
+    const TestModel base = TinyLlama(random_, {.vocab = 40 + static_cast<int64_t>(random_() % 60),
+                                               .hidden = 24 + static_cast<int64_t>(random_() % 40),
+                                               .tied = tied});
+    StoreBase(base);
+    TestModel tuned = base;
+    int64_t full = 0;
+    for (const TensorInfo& info : base.tensors()) {
+      full += info.bytes();
+      if (random_() % 4 != 0) tuned.Perturb(info.name, random_, 1e-3 * (1 + random_() % 20));
+    }
+    tuned.config_files["chat_template.jinja"] = std::string(random_() % 300, 'x');
+    const Digest checkpoint = StoreCheckpoint(tuned);
+    const auto build = [&](const PublishOptions& options) {
+      return BuildVariant(*store_, checkpoint, PublishCodec::kAuto, threads_, nullptr, options);
+    };
+    const auto least = build({.residual_rank = 4, .max_bytes = 1});
+    ASSERT_EQ(least.status().code(), StatusCode::kInvalidArgument) << least.status().ToString();
+    const std::string message(least.status().message());
+    const int64_t needed = std::stoll(message.substr(message.find("variant of ") + 11));
+    ASSERT_GT(needed, 0) << message;
+    EXPECT_FALSE(build({.residual_rank = 4, .max_bytes = needed - 1}).ok());
+    double last = 2;
+    for (const double share : {0.0, 0.05, 0.1, 0.3, 0.6, 1.0}) {
+      const int64_t budget = needed + static_cast<int64_t>(share * static_cast<double>(full));
+      const auto variant = build({.residual_rank = 4, .max_bytes = budget});
+      ASSERT_OK(variant);
+      EXPECT_LE(variant->stored_bytes(), budget);
+      if (share == 0) {
+        EXPECT_EQ(variant->stored_bytes(), needed);
+      }
+      const double error = std::stod(variant->attributes.at("update_error"));
+      EXPECT_LE(error, last + 1e-9);
+      last = error;
+    }
+    EXPECT_EQ(last, 0);  // a budget of everything loses nothing
+  }
+}
+
+TEST_F(BitDeltaCodecTest, AutoMeetsAnError) {
+  const TestModel base = TinyLlama(random_, {.hidden = 40, .intermediate = 109, .tied = false});
+  StoreBase(base);
+  TestModel tuned = base;
+  tuned.PerturbAll(random_, 0.01);
+  const Digest checkpoint = StoreCheckpoint(tuned);
+  ThreadPool one(1);
+  int64_t last = std::numeric_limits<int64_t>::max();
+  for (const double error : {0.0, 0.01, 0.1, 0.3, 0.5, 1.0}) {
+    const PublishOptions options{.residual_rank = 4, .max_error = error};
+    const auto variant =
+        BuildVariant(*store_, checkpoint, PublishCodec::kAuto, threads_, nullptr, options);
+    ASSERT_OK(variant);
+    EXPECT_LE(std::stod(variant->attributes.at("update_error")), error + 1e-5);
+    EXPECT_LE(variant->stored_bytes(), last);
+    last = variant->stored_bytes();
+    if (error == 0) {
+      EXPECT_TRUE(SameTensors(tuned, **OpenArtifact(*store_, Commit1(*variant))));
+    }
+    const auto again = BuildVariant(*store_, checkpoint, PublishCodec::kAuto, one, nullptr, options);
+    ASSERT_OK(again);
+    EXPECT_EQ(again->digest(), variant->digest());
+    // Both limits: what meets the error, or a refusal.
+    EXPECT_OK(BuildVariant(*store_, checkpoint, PublishCodec::kAuto, threads_, nullptr,
+                           {.residual_rank = 4, .max_bytes = last, .max_error = error}));
+    EXPECT_FALSE(BuildVariant(*store_, checkpoint, PublishCodec::kAuto, threads_, nullptr,
+                              {.residual_rank = 4, .max_bytes = last - 1, .max_error = error})
+                     .ok());
+  }
+  // Where nothing is asked for one bit is enough here, for embeddings and head too.
+  const auto variant = Build(tuned, PublishCodec::kAuto);
+  ASSERT_OK(variant);
+  EXPECT_EQ(variant->Find(kEmbed)->codec, Codec::kBitDelta);
+  EXPECT_EQ(variant->Find(kHead)->codec, Codec::kBitDelta);
+  EXPECT_EQ(variant->Find(kNorm)->codec, Codec::kRaw);
+  const auto facts = nlohmann::json::parse(variant->attributes.at("tensor/" + kQ));
+  EXPECT_GT(facts.at("next").at("bytes"), facts.at("bytes"));
+  EXPECT_FALSE(Judge(GateConfig{}, *MeasuresOf(*variant)).has_value());
+}
+
+TEST_F(BitDeltaCodecTest, SparseIsExactWhateverChanged) {
+  const TestModel base = TinyLlama(random_);
+  StoreBase(base);
+  TestModel tuned = base;
+  tuned.PerturbAll(random_, 0.01);
+  tuned.SetBytes(kQ, DType::kBF16, base.Find(kQ)->shape, *base.ReadAll(kQ));
+  for (int64_t i = 0; i < 200; ++i) tuned.SetElement(kQ, i, 1.0);
+  const auto variant = Build(tuned, PublishCodec::kSparse);
+  ASSERT_OK(variant);
+  EXPECT_EQ(variant->Find(kQ)->codec, Codec::kSparse);
+  EXPECT_TRUE(SameTensors(tuned, **OpenArtifact(*store_, Commit1(*variant))));
+}
+
 // --- an oracle outside our code ---
 
 TEST_F(BitDeltaCodecTest, NumpyFindsTheSameBitsAndScales) {
   struct Case {
     DType base, tuned;
     double sigma;
+    PublishCodec codec = PublishCodec::kBitDelta;
+    PublishOptions options = {};
   };
+  constexpr auto kBF16 = DType::kBF16;
   int index = 0;
   for (const Case& c :
-       {Case{DType::kBF16, DType::kBF16, 1e-3}, Case{DType::kBF16, DType::kF32, 1e-4},
-        Case{DType::kF32, DType::kF32, 1e-5}, Case{DType::kF16, DType::kF16, 1e-3}}) {
+       {Case{kBF16, kBF16, 1e-3}, Case{kBF16, DType::kF32, 1e-4},
+        Case{DType::kF32, DType::kF32, 1e-5}, Case{DType::kF16, DType::kF16, 1e-3},
+        Case{kBF16, kBF16, 1e-3, PublishCodec::kBitDelta, {.planes = 3}},
+        Case{kBF16, DType::kF32, 1e-3, PublishCodec::kBitDelta, {.planes = 8}},
+        Case{kBF16, kBF16, 1e-2, PublishCodec::kBitDelta, {.planes = 2, .residual_rank = 5}},
+        Case{DType::kF32, DType::kF16, 1e-2, PublishCodec::kAuto,
+             {.residual_rank = 8, .max_share = 0.4}},
+        Case{kBF16, kBF16, 1e-2, PublishCodec::kAuto, {.max_error = 0.05}}}) {
     const std::filesystem::path folder = temporary_.path() / std::to_string(index++);
     const TestModel base = TinyLlama(random_, {.hidden = 40, .intermediate = 109, .dtype = c.base});
     StoreBase(base);
     TestModel tuned = base;
     for (const TensorInfo& info : base.tensors()) tuned.Cast(info.name, c.tuned);
     tuned.PerturbAll(random_, c.sigma);
-    const auto variant = Build(tuned);
+    const auto variant = Build(tuned, c.codec, c.options);
     ASSERT_OK(variant);
     const Digest digest = Commit1(*variant);
     ASSERT_OK(WriteModelFolder(base, folder / "base"));
     ASSERT_OK(WriteModelFolder(tuned, folder / "tuned"));
     ASSERT_OK(WriteModelFolder(**OpenArtifact(*store_, digest, true), folder / "decoded_f32"));
     ASSERT_OK(WriteModelFolder(**OpenArtifact(*store_, digest, false), folder / "decoded"));
+    nlohmann::json facts;
+    for (const auto& [key, value] : variant->attributes) {
+      facts[key] = nlohmann::json::parse(value, nullptr, false);
+      if (facts[key].is_discarded()) facts[key] = value;
+    }
+    std::ofstream(folder / "facts.json") << facts;
     for (const TensorEntry& entry : variant->tensors) {
       if (entry.codec != Codec::kBitDelta) continue;
       for (const auto& [role, part] : entry.parts) {
         std::string bytes(static_cast<size_t>(part.bytes), '\0');
         ASSERT_OK(store_->ReadPart(part, 0, std::as_writable_bytes(std::span(bytes))));
-        std::ofstream(folder / (entry.name + "." + role), std::ios::binary) << bytes;
+        std::string file = entry.name + "." + role;
+        std::replace(file.begin(), file.end(), '/', '-');
+        std::ofstream(folder / file, std::ios::binary) << bytes;
       }
     }
-    EXPECT_TRUE(RunPython("bitdelta_oracle.py", {folder.string()}));
+    const bool anywhere = c.codec == PublishCodec::kAuto;
+    EXPECT_TRUE(
+        RunPython("bitdelta_oracle.py", {folder.string(), anywhere ? "anywhere" : "layers"}));
   }
 }
 
