@@ -8,6 +8,7 @@
 #include "serve/bin/cli/commands.h"
 #include "serve/bin/cli/json.h"
 #include "serve/bin/cli/output.h"
+#include "serve/bin/cli/publish_flags.h"
 
 namespace stockpot::cli {
 
@@ -109,7 +110,8 @@ void AddMerge(Registry& registry) {
 struct PublishOptions {
   std::string id;
   std::string name;
-  std::string codec = "bitdelta";
+  std::string codec;  // empty: the run's
+  rpc::PublishOptions how;
   std::string why;
   bool force = false;
   bool no_wait = false;
@@ -120,8 +122,9 @@ Status Publish(const Globals& globals, const PublishOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(
       rpc::Job job,
       options.force
-          ? client->PublishForced(options.id, options.codec, options.name, options.why, Me())
-          : client->Publish(options.id, options.codec, options.name));
+          ? client->PublishForced(options.id, options.codec, options.name, options.why, Me(),
+                                  options.how)
+          : client->Publish(options.id, options.codec, options.name, options.how));
   return FinishJob(*client, globals, std::move(job), !options.no_wait);
 }
 
@@ -131,8 +134,12 @@ void AddPublish(Registry& registry) {
       "publish", "Compress a checkpoint or merge and let the endpoint answer from it");
   command->add_option("ID", options->id, "Checkpoint or merge")->required();
   command->add_option("--as", options->name, "Route (default: RUN@STEP and what it implies)");
-  command->add_option("--codec", options->codec, "bitdelta: 1 bit a weight; dense: as it is")
-      ->check(CLI::IsMember({"bitdelta", "dense"}));
+  command
+      ->add_option("--codec", options->codec,
+                   "bitdelta: 1 bit a weight; auto: what is measured to be worth its bytes; sparse: "
+                   "exactly, the changed elements; dense: as it is (default: the run's)")
+      ->check(CLI::IsMember(kPublishCodecs));
+  AddPublishFlags(*command, "", "", options->how);
   CLI::Option* force =
       command->add_flag("--force", options->force, "Also over the limits of the run's gate");
   CLI::Option* why =

@@ -212,11 +212,49 @@ void PrintArtifact(const rpc::ArtifactInfo& artifact,
     }
   }
   if (of_tensors > 0) {
-    line("attribute", "tensor/... of " + std::to_string(of_tensors) + " tensors (--json)");
+    line("attribute", "tensor/... of " + std::to_string(of_tensors) + " tensors (--tensors, --json)");
   }
 }
 
-Status Show(const Globals& globals, const std::string& id) {
+double NumberOf(const Json& facts, const char* key) {
+  return facts.contains(key) && facts[key].is_number() ? facts[key].get<double>() : 0.0;
+}
+
+std::string BytesOf(const Json& facts) {
+  return HumanBytes(static_cast<int64_t>(std::clamp(NumberOf(facts, "bytes"), 0.0, 1e18)));
+}
+
+// "bitdelta x 2 + rank 8, error 0.12", of what BuildVariant says of a tensor.
+std::string FormText(const Json& form) {
+  const auto number = [&](const char* key) { return NumberOf(form, key); };
+  std::string text = form.contains("codec") && form["codec"].is_string()
+                         ? form["codec"].get<std::string>()
+                         : "?";
+  if (number("planes") > 1) text += " x " + HumanNumber(number("planes"));
+  if (number("rank") > 0) text += " + rank " + HumanNumber(number("rank"));
+  if (form.contains("row_error")) text += ", error " + HumanNumber(number("row_error"));
+  return text;
+}
+
+// What each tensor that changed is stored as, and what the next better form would take.
+void PrintTensors(const rpc::ArtifactInfo& artifact) {
+  Table table({{"TENSOR"}, {"CHANGED", true}, {"ONE BIT", true}, {"BYTES", true}, {"STORED AS"},
+               {"NEXT BETTER"}});
+  for (const auto& [key, value] : artifact.attributes) {
+    const Json facts = Json::parse(value, nullptr, false);
+    if (key.rfind("tensor/", 0) != 0 || !facts.is_object()) continue;
+    std::string next;
+    if (facts.contains("next") && facts["next"].is_object()) {
+      next = FormText(facts["next"]) + ": " + BytesOf(facts["next"]);
+    }
+    table.Add({Printable(key.substr(7)), HumanNumber(NumberOf(facts, "changed")),
+               HumanNumber(NumberOf(facts, "error")), BytesOf(facts), Printable(FormText(facts)),
+               Printable(next)});
+  }
+  table.Print();
+}
+
+Status Show(const Globals& globals, const std::string& id, bool tensors) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
   STOCKPOT_ASSIGN_OR_RETURN(const rpc::ArtifactInfo artifact, client->Show(id));
   if (globals.json) {
@@ -225,6 +263,7 @@ Status Show(const Globals& globals, const std::string& id) {
   }
   STOCKPOT_ASSIGN_OR_RETURN(const auto names, AliasNames(*client));
   PrintArtifact(artifact, names);
+  if (tensors) PrintTensors(artifact);
   return OkStatus();
 }
 
@@ -378,10 +417,12 @@ void AddReadCommands(Registry& registry) {
       ->required();
 
   const auto id = std::make_shared<std::string>();
-  add("show", "Show an artifact: RUN@STEP, RUN@latest, a route, an alias or a digest",
-      [id](const Globals& globals) { return Show(globals, *id); })
-      ->add_option("ID", *id, "The artifact")
-      ->required();
+  const auto tensors = std::make_shared<bool>(false);
+  CLI::App* show =
+      add("show", "Show an artifact: RUN@STEP, RUN@latest, a route, an alias or a digest",
+          [id, tensors](const Globals& globals) { return Show(globals, *id, *tensors); });
+  show->add_option("ID", *id, "The artifact")->required();
+  show->add_flag("--tensors", *tensors, "Of a variant: how each tensor is stored, and why");
 
   const auto options = std::make_shared<EventOptions>();
   CLI::App* events = add("events", "Print the event log (with --json: one object a line)",

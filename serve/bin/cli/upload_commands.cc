@@ -9,6 +9,7 @@
 #include "serve/bin/cli/commands.h"
 #include "serve/bin/cli/json.h"
 #include "serve/bin/cli/output.h"
+#include "serve/bin/cli/publish_flags.h"
 #include "serve/bin/cli/states.h"
 #include "store/safetensors.h"
 #include "thrift/upload.h"
@@ -23,6 +24,7 @@ struct PushOptions {
   std::string base;
   std::vector<std::string> metrics;  // "name=value"
   rpc::RunConfig config;
+  rpc::PublishOptions publish;
   // Of each field: whether it was given, and what takes it over.
   struct Field {
     const CLI::Option* option;
@@ -228,6 +230,25 @@ void AddRunOptions(CLI::App& command, PushOptions& options) {
                        "Of the run: of all its steps together; 0: none")
            ->check(count),
        &rpc::RunConfig::quota_bytes);
+  sets(command.add_option("--publish-codec", config.publish_codec,
+                          "Of the run: how that is stored, see `publish --codec`")
+           ->check(CLI::IsMember(kPublishCodecs)),
+       &rpc::RunConfig::publish_codec);
+  const PublishFlags flags =
+      AddPublishFlags(command, "publish-", "Of the run, ", options.publish);
+  const auto takes = [&options](const CLI::Option* option, auto rpc::PublishOptions::*from,
+                                auto rpc::RunConfig::*field) {
+    options.fields.push_back(
+        {option, [&options, from, field](const rpc::RunConfig&, rpc::RunConfig& to) {
+           to.*field = options.publish.*from;
+         }});
+  };
+  takes(flags.planes, &rpc::PublishOptions::planes, &rpc::RunConfig::publish_planes);
+  takes(flags.residual_rank, &rpc::PublishOptions::residual_rank,
+        &rpc::RunConfig::publish_residual_rank);
+  takes(flags.max_bytes, &rpc::PublishOptions::max_bytes, &rpc::RunConfig::publish_max_bytes);
+  takes(flags.max_bytes, &rpc::PublishOptions::max_share, &rpc::RunConfig::publish_max_share);
+  takes(flags.max_error, &rpc::PublishOptions::max_error, &rpc::RunConfig::publish_max_error);
 }
 
 void AddPush(Registry& registry) {

@@ -105,6 +105,14 @@ TEST_F(RpcServicesTest, RunKeepsWhatItWasToldAndItsBase) {
   EXPECT_EQ(client_->CreateRun("new", "tiny", wrong, {}).status().code(),
             StatusCode::kInvalidArgument);
   wrong = {};
+  wrong.publish_codec = "zip";
+  EXPECT_EQ(client_->CreateRun("new", "tiny", wrong, {}).status().code(),
+            StatusCode::kInvalidArgument);
+  wrong = {};
+  wrong.publish_max_bytes = 10;  // an option of auto alone
+  EXPECT_EQ(client_->CreateRun("new", "tiny", wrong, {}).status().code(),
+            StatusCode::kInvalidArgument);
+  wrong = {};
   wrong.merge_energy = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(client_->CreateRun("new", "tiny", wrong, {}).status().code(),
             StatusCode::kInvalidArgument);
@@ -215,6 +223,33 @@ TEST_F(RpcServicesTest, CommitRefusesLyingShards) {
   expect_refused([](rpc::Shard& s) { s.tensors[0].data.chunks[0] = std::string(32, 'z'); }, "");
   ASSERT_OK(commit([](rpc::Shard& s) { s.metrics = {{"loss", NAN}, {"grad", 2.0}}; }));
   EXPECT_EQ(client_->Show("demo@5")->metrics, (std::map<std::string, double>{{"grad", 2.0}}));
+}
+
+TEST_F(RpcServicesTest, PublishTakesTheRunsCodecOrTheCallers) {
+  rpc::RunConfig config = OnRequest();
+  config.publish_codec = "auto";
+  config.publish_max_share = 1;
+  ASSERT_OK(client_->CreateRun("demo", "tiny", config, {}));
+  PushStep(7, 2.0);
+  const auto attribute = [&](const rpc::Job& job, const std::string& key) {
+    EXPECT_EQ(job.state, "done") << job.error;
+    const auto shown = client_->Show(job.result);
+    EXPECT_OK(shown);
+    return shown.ok() ? shown->attributes.at(key) : "";
+  };
+  EXPECT_EQ(attribute(Finished(client_->Publish("demo@7", "", "")), "codec"), "auto");
+  rpc::PublishOptions options;
+  options.max_error = 0;
+  const rpc::Job exact = Finished(client_->Publish("demo@7", "", "exact", options));
+  EXPECT_EQ(exact.arguments.at("max_error"), "0");
+  EXPECT_EQ(exact.arguments.at("max_share"), "1");  // the run's
+  options = {};
+  options.planes = 2;
+  const rpc::Job two = Finished(client_->Publish("demo@7", "bitdelta", "two", options));
+  EXPECT_EQ(attribute(two, "codec"), "bitdelta");
+  EXPECT_FALSE(two.arguments.contains("max_share"));
+  EXPECT_EQ(client_->Publish("demo@7", "dense", "", options).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 TEST_F(RpcServicesTest, PublishAnswersShowsAndUnpublishes) {
