@@ -241,7 +241,8 @@ class VariantBuilder {
     }
     update_square_ += stats.sum_square;
     base_square_ += SquaredNorm(base, threads_);
-    Changed changed{.entry = &entry, .base = &base_entry, .role = role, .stats = stats, .forms = {}};
+    Changed changed{
+        .entry = &entry, .base = &base_entry, .role = role, .stats = stats, .forms = {}};
     const Candidate raw{.codec = Codec::kRaw, .bytes = entry.logical_bytes(), .left = 0};
     if (how_.codec == PublishCodec::kAuto) {
       changed.forms = encoder.candidates();

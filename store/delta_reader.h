@@ -1,7 +1,7 @@
-// The logical bytes of a tensor that is stored as a difference to its base's: codec bitdelta (base +
-// sum of alpha * sign, + B A: store/bitdelta_parts.h) or sparse (the base with its changed elements,
-// and rows of its own behind them). One decoder for the store and for clients, so that an export has
-// the same bits wherever it is made.
+// The logical bytes of a tensor that is stored as a difference to its base's: codec bitdelta (base
+// + sum of alpha * sign, + B A: store/bitdelta_parts.h) or sparse (the base with its changed
+// elements, and rows of its own behind them). One decoder for the store and for clients, so that an
+// export has the same bits wherever it is made.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace stockpot {
 
-// Thread promise: as the PartReader's. Memory: a few MiB, 12 bytes a row for sparse, and a residual's
-// factors.
+// Thread promise: as the PartReader's. Memory: a few MiB, 12 bytes a row for sparse, and a
+// residual's factors.
 class DeltaReader {
  public:
   // Whether `entry` (codec bitdelta or sparse) can be over `base`. Corruption says why not.

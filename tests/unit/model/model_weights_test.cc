@@ -274,8 +274,8 @@ TEST_F(VariantModelTest, TiedConfigWithAHeadOfItsOwnIsRefused) {
   ExpectRefused(LoadStatus(manifest), {kHead, "ties"});
 }
 
-// Planes and residuals beside the resident base against a model of the decoded weights, in every tie
-// of head and embeddings, which have planes too.
+// Planes and residuals beside the resident base against a model of the decoded weights, in every
+// tie of head and embeddings, which have planes too.
 TEST_F(VariantModelTest, PlanesAndResidualsAreTheDecodedWeights) {
   const std::pair<PublishCodec, PublishOptions> ways[] = {
       {PublishCodec::kBitDelta, {.planes = 3}},

@@ -506,7 +506,8 @@ TEST_F(BitDeltaCodecTest, AutoMeetsAnError) {
     if (error == 0) {
       EXPECT_TRUE(SameTensors(tuned, **OpenArtifact(*store_, Commit1(*variant))));
     }
-    const auto again = BuildVariant(*store_, checkpoint, PublishCodec::kAuto, one, nullptr, options);
+    const auto again =
+        BuildVariant(*store_, checkpoint, PublishCodec::kAuto, one, nullptr, options);
     ASSERT_OK(again);
     EXPECT_EQ(again->digest(), variant->digest());
     // Both limits: what meets the error, or a refusal.
