@@ -196,7 +196,7 @@ Ingest::~Ingest() = default;
 
 Result<Run> Ingest::CreateRun(const std::string& name, const std::string& base,
                               const RunConfig& config,
-                              const std::map<std::string, std::string>& tags) {
+                              const std::map<std::string, std::string>& tags, bool keep_config) {
   if (!IsValidRunName(name)) {
     return InvalidArgument("'" + name.substr(0, 128) +
                            "' is no run name: letters, digits, '.', "
@@ -216,8 +216,9 @@ Result<Run> Ingest::CreateRun(const std::string& name, const std::string& base,
       return AlreadyExists("run '" + name + "' has another base, " + stored->base.ShortHex());
     }
     if (run.tags.empty()) run.tags = stored->tags;
+    if (keep_config) run.config = stored->config;
     run.created_ms = stored->created_ms;
-    if (stored->config == config && stored->tags == run.tags) return *stored;
+    if (stored->config == run.config && stored->tags == run.tags) return *stored;
     event.fields["change"] = "config";
   }
   event.fields["base"] = digest->Hex();

@@ -94,10 +94,11 @@ class Ingest {
   ~Ingest();
 
   // Creates the run, or confirms that it exists with the same base. AlreadyExists if the base
-  // differs; a different config, or other tags (unless none are given), replace the old ones (an
-  // event says so). NotFound: unknown base. `base` is a name or a hex digest.
+  // differs; a different config (unless `keep_config`), or other tags (unless none are given),
+  // replace the old ones (an event says so). NotFound: unknown base. `base` is a name or a hex
+  // digest.
   Result<Run> CreateRun(const std::string& name, const std::string& base, const RunConfig& config,
-                        const std::map<std::string, std::string>& tags);
+                        const std::map<std::string, std::string>& tags, bool keep_config = false);
 
   // NotFound: unknown run. ResourceExhausted: too many sessions or gatherings. A step that has a
   // checkpoint may be opened again: whether it is the same one shows at its commit.

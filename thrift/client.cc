@@ -244,10 +244,10 @@ Result<rpc::HelloReply> Client::Hello() {
 }
 
 Result<rpc::Run> Client::CreateRun(const std::string& name, const std::string& base,
-                                   const rpc::RunConfig& config,
+                                   const std::optional<rpc::RunConfig>& config,
                                    const std::map<std::string, std::string>& tags) {
   return Call<rpc::Run>("create_run", [&](Connection& c, rpc::Run& out) {
-    c.checkpoint->create_run(out, name, base, config, tags);
+    c.checkpoint->create_run(out, name, base, config.value_or(rpc::RunConfig()), tags, !config);
   });
 }
 

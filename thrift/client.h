@@ -79,8 +79,9 @@ class Client {
 
   // --- sending ---
   Result<rpc::HelloReply> Hello();
+  // Without `config` an existing run keeps its own, and a new one gets the defaults.
   Result<rpc::Run> CreateRun(const std::string& name, const std::string& base,
-                             const rpc::RunConfig& config,
+                             const std::optional<rpc::RunConfig>& config,
                              const std::map<std::string, std::string>& tags);
   Result<std::string> OpenSession(const rpc::SessionRequest& request);
   Result<std::vector<bool>> HaveChunks(const std::string& session, std::span<const Digest> digests);

@@ -56,7 +56,7 @@ class CheckpointHandler : public rpc::CheckpointServiceIf {
 
   void create_run(rpc::Run& reply, const std::string& name, const std::string& base,
                   const rpc::RunConfig& config,
-                  const std::map<std::string, std::string>& tags) override {
+                  const std::map<std::string, std::string>& tags, bool keep_config) override {
     Answer([&]() -> Status {
       STOCKPOT_RETURN_IF_ERROR(CheckLength(name, "the run's name"));
       STOCKPOT_RETURN_IF_ERROR(CheckLength(base, "the base's name"));
@@ -65,7 +65,7 @@ class CheckpointHandler : public rpc::CheckpointServiceIf {
         STOCKPOT_RETURN_IF_ERROR(CheckLength(value, "a tag's value"));
       }
       STOCKPOT_ASSIGN_OR_RETURN(const RunConfig parsed, RunConfigFromRpc(config));
-      STOCKPOT_ASSIGN_OR_RETURN(const Run run, ingest_.CreateRun(name, base, parsed, tags));
+      STOCKPOT_ASSIGN_OR_RETURN(const Run run, ingest_.CreateRun(name, base, parsed, tags, keep_config));
       reply = ToRpc(run);
       return OkStatus();
     });

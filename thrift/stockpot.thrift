@@ -171,9 +171,10 @@ service CheckpointService {
   // First on every connection to a daemon that asks for a token; others ignore it. Until it was right
   // every call is INVALID_ARGUMENT, and a wrong one ends the connection after that answer.
   HelloReply hello(1: i32 protocol, 2: string token) throws (1: Error error)
-  // Creates the run or confirms it; `base` is a name or a hex digest.
-  Run create_run(1: string name, 2: string base, 3: RunConfig config, 4: map<string, string> tags)
-      throws (1: Error error)
+  // Creates the run or confirms it; `base` is a name or a hex digest. `keep_config`: an existing run
+  // keeps its own configuration, and `config` is for a new one.
+  Run create_run(1: string name, 2: string base, 3: RunConfig config, 4: map<string, string> tags,
+                 5: bool keep_config) throws (1: Error error)
   string open_session(1: SessionRequest request) throws (1: Error error)
   list<bool> have_chunks(1: string session, 2: list<binary> digests) throws (1: Error error)
   void put_chunk(1: string session, 2: binary digest, 3: binary data) throws (1: Error error)

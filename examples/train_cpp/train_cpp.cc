@@ -140,8 +140,7 @@ Result<std::unique_ptr<CheckpointHook>> MakeHook(const Trainer& trainer, const O
   hook.address = options.server;
   hook.run = options.run;
   hook.base = options.base;
-  hook.run_config.merge_every = options.merge_every;
-  hook.run_config.best_metric = "eval_loss";
+  hook.run_config = {.merge_every = options.merge_every, .best_metric = "eval_loss"};
   hook.files = ModelFiles(trainer.shape());
   hook.on_error = [](const Status& status) {
     std::fprintf(stderr, "hook: %s\n", status.ToString().c_str());

@@ -130,7 +130,7 @@ void AddCalls(const Corpus& corpus) {
     rpc::CommitReply reply;
     checkpoint.commit_shard(reply, session, PutShard(checkpoint, session, 'n'));
     rpc::Run run;
-    checkpoint.create_run(run, "r2", "b2", {}, {{"owner", "me"}});
+    checkpoint.create_run(run, "r2", "b2", {}, {{"owner", "me"}}, false);
     std::vector<rpc::Run> runs;
     lineage.runs(runs);
   });

@@ -351,8 +351,9 @@ void Caller::CreateRun() {
   if (in_.OneIn(4)) tags[in_.String(8)] = in_.String(8);
   const std::string name = in_.OneIn(8) ? Name() : in_.OneIn(2) ? "r2" : "run";
   const std::string base = in_.OneIn(4) ? Id() : "base";
+  const bool keep_config = in_.OneIn(4);
   rpc::Run run;
-  if (!Try([&] { checkpoint_.create_run(run, name, base, config, tags); })) return;
+  if (!Try([&] { checkpoint_.create_run(run, name, base, config, tags, keep_config); })) return;
   STOCKPOT_CHECK(run.name == name);
   std::vector<rpc::Run> runs;
   STOCKPOT_CHECK(Try([&] { lineage_.runs(runs); }));

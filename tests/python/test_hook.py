@@ -346,6 +346,20 @@ def test_client_errors_have_codes_and_names(client: Client) -> None:
     assert client.lineage.runs() == []  # the connection survived all of it
 
 
+def test_a_hook_without_a_configuration_keeps_the_runs_own(
+        daemon: Daemon, client: Client, tiny_base: Path) -> None:
+    own = RunConfig(merge_every=7, publish="request", best_metric="acc", best_is_lower=False)
+    client.create_run("kept", "tiny", own)
+    weights = load_file(tiny_base / "model.safetensors")
+    for run in ("kept", "new"):
+        with CheckpointHook(daemon.thrift, run=run, base="tiny", every=1) as hook:
+            hook.on_step(1, weights)
+        assert hook.stats.committed == 1, hook.stats
+    configs = {run.name: run.config for run in client.lineage.runs()}
+    assert configs == {"kept": own, "new": RunConfig()}
+    assert client.create_run("kept", "tiny", RunConfig(merge_every=9)).config.merge_every == 9
+
+
 def test_a_lying_chunk_is_refused(daemon: Daemon, client: Client, tiny_base: Path) -> None:
     client.create_run("r", "tiny", QUIET)
     request = stockpot.client.SessionRequest(run="r", step=1)

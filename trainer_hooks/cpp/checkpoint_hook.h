@@ -81,7 +81,7 @@ struct CheckpointHookOptions {
   std::string token;  // that the daemon asks for
   std::string run;    // REQUIRED
   std::string base;   // name or digest of the base this run fine-tunes. REQUIRED
-  RunConfig run_config;
+  std::optional<RunConfig> run_config;  // none: an existing run keeps its own
   std::map<std::string, std::string> tags;
   // config.json, tokenizer.json, ...: what makes the checkpoint a complete model. Files that are
   // left out are taken from the base.

@@ -151,10 +151,10 @@ void CheckpointHook::State::Spill() {
 // True: its checkpoint is complete. False: other ranks' parts are awaited.
 Result<bool> CheckpointHook::State::Send(const Part& part) {
   if (!run_exists) {
+    std::optional<rpc::RunConfig> config;
+    if (options.run_config) config = ToRpc(*options.run_config);
     STOCKPOT_RETURN_IF_ERROR(
-        clients[0]
-            ->CreateRun(options.run, options.base, ToRpc(options.run_config), options.tags)
-            .status());
+        clients[0]->CreateRun(options.run, options.base, config, options.tags).status());
     run_exists = true;
   }
   rpc::SessionRequest request;

@@ -123,7 +123,7 @@ json ToJson(const SpoolRecord& record) {
                    {"base", record.base},     {"step", record.step},       {"rank", record.rank},
                    {"world", record.world},   {"attempt", record.attempt}, {"tags", record.tags},
                    {"files", json::object()}, {"aliases", json::object()}};
-  manifest["config"] = ToJson(record.config);
+  if (record.config) manifest["config"] = ToJson(*record.config);
   manifest["metrics"] = ToJson(record.metrics);
   manifest["groups"] = GroupsOf(record.placements);
   manifest["shards"] = ShardsOf(record.placements);
@@ -162,7 +162,9 @@ Result<SpoolRecord> RecordFromJson(const json& in) {
   record.step = in.at("step").get<int64_t>();
   record.rank = in.value("rank", 0);
   record.world = in.value("world", 1);
-  STOCKPOT_ASSIGN_OR_RETURN(record.config, RunConfigFromJson(in.value("config", json::object())));
+  if (in.contains("config")) {
+    STOCKPOT_ASSIGN_OR_RETURN(record.config, RunConfigFromJson(in["config"]));
+  }
   record.tags = in.value("tags", std::map<std::string, std::string>{});
   record.attempt = in.value("attempt", "");
   record.resumed_from = in.value("resumed_from", "");

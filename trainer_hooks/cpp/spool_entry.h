@@ -24,7 +24,7 @@ struct SpoolRecord {
   int32_t world = 1;
   std::string attempt;       // world > 1
   std::string resumed_from;  // hex digest; empty: none
-  RunConfig config;
+  std::optional<RunConfig> config;  // none: the run's own
   std::map<std::string, std::string> tags;
   std::map<std::string, double> metrics;  // not finite ones too
   TensorPlacements placements;            // of tensors that are not whole weights

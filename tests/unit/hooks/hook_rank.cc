@@ -65,7 +65,7 @@ int Main(int argc, char** argv) {
   options.address = argv[1];
   options.run = "r";
   options.base = "tiny";
-  options.run_config.publish = PublishPolicy::kOnRequest;
+  options.run_config = {.publish = PublishPolicy::kOnRequest};
   options.files = {{"config.json", "{}"}};
   options.spool_directory = argv[2];
   options.rank = std::atoi(argv[3]);

@@ -182,8 +182,8 @@ TEST_F(HookSpoolTest, ARefusedEntryIsKeptAside) {
 // What is sent later sets the run up as it was asked for: every field, also those to come.
 TEST_F(HookSpoolTest, AConfigurationComesBackWhole) {
   RunConfig config;
-  auto& [merge_every, publish, metric, lower, energy, rank, compress, quota, method, spectral] =
-      config;
+  auto& [merge_every, publish, metric, lower, energy, rank, compress, quota, method, spectral,
+         codec, how] = config;
   merge_every = 7;
   publish = PublishPolicy::kBest;
   metric = "acc";
@@ -194,6 +194,8 @@ TEST_F(HookSpoolTest, AConfigurationComesBackWhole) {
   quota = 123;
   method = MergeMethod::kMonoSoupSpectral;
   spectral = 0.75;
+  codec = PublishCodec::kAuto;
+  how.max_share = 0.1;
   world_.Stop();
   {
     CheckpointHookOptions options = SpoolOptions();

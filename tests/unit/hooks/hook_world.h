@@ -48,8 +48,7 @@ class HookTest : public ::testing::Test {
     options.address = world_.tcp();
     options.run = "hooked";
     options.base = "tiny";
-    options.run_config.publish = PublishPolicy::kOnRequest;
-    options.run_config.merge_every = 0;
+    options.run_config = {.merge_every = 0, .publish = PublishPolicy::kOnRequest};
     options.files = {{"config.json", "{}"}};
     options.close_ms = 0;
     options.on_error = [this](const Status& status) {

@@ -77,7 +77,7 @@ TEST(LibtorchAdapter, StoresLogicalContents) {
   options.address = world.unix_socket();
   options.run = "net";
   options.base = "tiny";
-  options.run_config.publish = PublishPolicy::kOnRequest;
+  options.run_config = {.publish = PublishPolicy::kOnRequest};
   const auto hook = CheckpointHook::Create(options);
   ASSERT_OK(hook);
   const Net net;

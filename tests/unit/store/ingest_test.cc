@@ -211,6 +211,9 @@ TEST_F(IngestTest, RunsAreConfirmedNotReplaced) {
   EXPECT_EQ(EventsOfType("run").back().fields.at("change"), "config");
   EXPECT_TRUE(ingest_->CreateRun("r", "base", config, {}).ok());
   EXPECT_EQ(store_->GetRun("r")->tags.at("k"), "v") << "no tags given: the old ones stay";
+  EXPECT_EQ(ingest_->CreateRun("r", "base", {}, {}, /*keep_config=*/true)->config.merge_every, 7);
+  EXPECT_EQ(store_->GetRun("r")->config.merge_every, 7);
+  EXPECT_EQ(ingest_->CreateRun("kept", "base", config, {}, true)->config.merge_every, 7) << "new";
   PushBase("other");
   EXPECT_EQ(ingest_->CreateRun("r", "other", config, {}).status().code(),
             StatusCode::kAlreadyExists);

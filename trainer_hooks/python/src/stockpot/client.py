@@ -25,9 +25,9 @@ from stockpot.rpc.ttypes import (
     Job,
     LogEntry,
     MergeOptions,
-    PublishOptions,
     ProbeSet,
     ProbeText,
+    PublishOptions,
     ResumePoint,
     Run,
     RunConfig,
@@ -85,9 +85,12 @@ class Client:
 
     def create_run(self, name: str, base: str, config: RunConfig | None = None,
                    tags: Mapping[str, str] | None = None) -> Run:
-        """Creates the run or confirms it. `base` is a name or a hex digest."""
+        """Creates the run or confirms it. `base` is a name or a hex digest.
+
+        Without `config` an existing run keeps its own, and a new one gets the defaults.
+        """
         return self._call(lambda c: c.create_run(name, base, config or RunConfig(),
-                                                 dict(tags or {})))
+                                                 dict(tags or {}), config is None))
 
     def open_session(self, request: SessionRequest) -> str:
         """The new session's name. It expires when it is left alone for 10 minutes."""

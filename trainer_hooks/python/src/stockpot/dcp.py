@@ -88,7 +88,7 @@ class StockpotWriter(StorageWriter):
             base: name or digest of the base model that the run started from.
             step: of a save without a checkpoint_id. A checkpoint_id is "RUN@STEP" or "STEP".
             weights: key of the state dict under which the model is; "": all of it is the model.
-            config: policy of the run.
+            config: policy of the run. None: an existing run keeps its own.
             files: config and tokenizer, as CheckpointHook takes them.
             metrics: stored with the step; set the attribute before each save.
             connections: that carry data.
@@ -102,7 +102,7 @@ class StockpotWriter(StorageWriter):
         self.base = base
         self.step = step
         self.weights = weights
-        self.config = config or RunConfig()
+        self.config = config
         self.files = read_files(files)  # type: ignore[arg-type]
         self.metrics = dict(metrics or {})
         self.connections = connections

@@ -90,7 +90,8 @@ class CheckpointHook:
             run: the run's name; created at the first save if it does not exist.
             base: name or digest of the base model that the run started from.
             every: on_step() saves when step is a multiple of it.
-            config: policy of the run (merge_every, publish, best_metric, ...).
+            config: policy of the run (merge_every, publish, best_metric, ...). None: an existing
+                run keeps its own, a new one gets the defaults.
             tags: free facts about the run.
             files: config and tokenizer: a folder (its MODEL_FILES are sent) or name -> content.
                 They win over what model.config gives.
@@ -144,7 +145,7 @@ class CheckpointHook:
         self._planner = Planner(cast_to)
         self._copy_threads = CopyThreads(min(MAX_COPY_THREADS, os.cpu_count() or 1))
         self._uploader = Uploader(
-            Target(address, run, base, config or RunConfig(), dict(tags or {}),
+            Target(address, run, base, config, dict(tags or {}),
                    self._security),
             connections, retry_for_s, self._pool.release)
         atexit.register(self.close, ATEXIT_TIMEOUT_S)  # a process that ends keeps what it staged

@@ -81,7 +81,7 @@ class Target:
     address: str
     run: str
     base: str
-    config: RunConfig
+    config: RunConfig | None  # None: an existing run keeps its own
     tags: dict[str, str]
     security: Security | None = None
 
@@ -353,8 +353,9 @@ class Uploader:
         if self._spool is None:
             return False
         target = self._target
-        header = {"run": target.run, "base": target.base, "config": vars(target.config),
-                  "tags": target.tags}
+        header = {"run": target.run, "base": target.base, "tags": target.tags}
+        if target.config is not None:
+            header["config"] = vars(target.config)
         try:
             self._spool.add(job.contents, header)
         except (StockpotError, OSError) as error:

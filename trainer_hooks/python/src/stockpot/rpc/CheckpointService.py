@@ -28,13 +28,14 @@ class Iface(object):
         """
         pass
 
-    def create_run(self, name, base, config, tags):
+    def create_run(self, name, base, config, tags, keep_config):
         """
         Parameters:
          - name
          - base
          - config
          - tags
+         - keep_config
 
         """
         pass
@@ -173,25 +174,27 @@ class Client(Iface):
             raise result.error
         raise TApplicationException(TApplicationException.MISSING_RESULT, "hello failed: unknown result")
 
-    def create_run(self, name, base, config, tags):
+    def create_run(self, name, base, config, tags, keep_config):
         """
         Parameters:
          - name
          - base
          - config
          - tags
+         - keep_config
 
         """
-        self.send_create_run(name, base, config, tags)
+        self.send_create_run(name, base, config, tags, keep_config)
         return self.recv_create_run()
 
-    def send_create_run(self, name, base, config, tags):
+    def send_create_run(self, name, base, config, tags, keep_config):
         self._oprot.writeMessageBegin('create_run', TMessageType.CALL, self._seqid)
         args = create_run_args()
         args.name = name
         args.base = base
         args.config = config
         args.tags = tags
+        args.keep_config = keep_config
         args.write(self._oprot)
         self._oprot.writeMessageEnd()
         self._oprot.trans.flush()
@@ -638,7 +641,7 @@ class Processor(Iface, TProcessor):
         iprot.readMessageEnd()
         result = create_run_result()
         try:
-            result.success = self._handler.create_run(args.name, args.base, args.config, args.tags)
+            result.success = self._handler.create_run(args.name, args.base, args.config, args.tags, args.keep_config)
             msg_type = TMessageType.REPLY
         except TTransport.TTransportException:
             raise
@@ -1076,15 +1079,17 @@ class create_run_args(object):
      - base
      - config
      - tags
+     - keep_config
 
     """
 
 
-    def __init__(self, name=None, base=None, config=None, tags=None,):
+    def __init__(self, name=None, base=None, config=None, tags=None, keep_config=None,):
         self.name = name
         self.base = base
         self.config = config
         self.tags = tags
+        self.keep_config = keep_config
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -1122,6 +1127,11 @@ class create_run_args(object):
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.BOOL:
+                    self.keep_config = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -1152,6 +1162,10 @@ class create_run_args(object):
                 oprot.writeString(viter299.encode('utf-8') if sys.version_info[0] == 2 else viter299)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
+        if self.keep_config is not None:
+            oprot.writeFieldBegin('keep_config', TType.BOOL, 5)
+            oprot.writeBool(self.keep_config)
+            oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
 
@@ -1175,6 +1189,7 @@ create_run_args.thrift_spec = (
     (2, TType.STRING, 'base', 'UTF8', None, ),  # 2
     (3, TType.STRUCT, 'config', [RunConfig, None], None, ),  # 3
     (4, TType.MAP, 'tags', (TType.STRING, 'UTF8', TType.STRING, 'UTF8', False), None, ),  # 4
+    (5, TType.BOOL, 'keep_config', None, None, ),  # 5
 )
 
 
