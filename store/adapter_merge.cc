@@ -304,8 +304,9 @@ Result<AdapterMerge> WeightedSum(const std::vector<const AdapterDelta*>& deltas,
     Factors sum{MatrixXd(like.d_out, 0), MatrixXd(0, like.d_in)};
     for (const size_t i : indices) {
       const auto& layers = deltas[i]->layers;
-      const auto layer = std::find_if(layers.begin(), layers.end(),
-                                      [&](const LayerDelta& l) { return l.weight == weight; });
+      const auto layer = std::find_if(
+          layers.begin(), layers.end(),
+          [&name = weight](const LayerDelta& l) { return l.weight == name; });  // clang 14
       const Factors one = FactorsOf(*layer);
       Factors both{MatrixXd(like.d_out, sum.b.cols() + one.b.cols()),
                    MatrixXd(sum.b.cols() + one.b.cols(), like.d_in)};
