@@ -528,6 +528,22 @@ TEST_F(BitDeltaCodecTest, AutoMeetsAnError) {
   EXPECT_FALSE(Judge(GateConfig{}, *MeasuresOf(*variant)).has_value());
 }
 
+TEST_F(BitDeltaCodecTest, AutoStoresFewChangesThemselves) {
+  const TestModel base = TinyLlama(random_, {.hidden = 48, .intermediate = 96});
+  StoreBase(base);
+  TestModel tuned = base;
+  for (const std::string& name : {kQ, kEmbed}) {
+    for (int64_t i = 0; i < 40; ++i) tuned.SetElement(name, 37 * i, 0.5);
+  }
+  tuned.Perturb(kDown, random_, 0.01);
+  const auto variant = Build(tuned, PublishCodec::kAuto);
+  ASSERT_OK(variant);
+  EXPECT_EQ(variant->Find(kQ)->codec, Codec::kSparse);
+  EXPECT_EQ(variant->Find(kEmbed)->codec, Codec::kSparse);
+  EXPECT_EQ(variant->Find(kDown)->codec, Codec::kBitDelta);
+  EXPECT_EQ(variant->Find(kNorm)->codec, Codec::kBase);
+}
+
 TEST_F(BitDeltaCodecTest, SparseIsExactWhateverChanged) {
   const TestModel base = TinyLlama(random_);
   StoreBase(base);
