@@ -18,7 +18,7 @@ from tests.integration.test_path import TOKENS, Weights, push, torch_logprobs
 
 
 def moved(base: Weights, step: int) -> Weights:
-    """Everything moves, embeddings too; the update of the matrices has directions that stand out."""
+    """Everything moves, embeddings too; the matrices' update has directions that stand out."""
     generator = torch.Generator().manual_seed(step)
     result = {}
     for name, tensor in base.items():
@@ -149,8 +149,8 @@ def test_what_is_served_is_what_is_stored(
 
 
 def test_a_budget_that_cannot_be_met_names_what_it_takes(daemon: Daemon, weights: Weights) -> None:
-    done = daemon.cli("publish", "codecs@5", "--codec", "auto", "--max-bytes", 1000, "--as", "small",
-                      check=False)
+    done = daemon.cli("publish", "codecs@5", "--codec", "auto", "--max-bytes", 1000, "--as",
+                      "small", check=False)
     assert done.returncode == 1
     needed = int(done.stderr.split("variant of ")[1].split()[0])
     daemon.cli("publish", "codecs@5", "--codec", "auto", "--max-bytes", needed, "--as", "small")

@@ -1,8 +1,8 @@
 """Recomputes a variant from safetensors files, by the formulas alone (NumPy; no code of Stockpot).
 
 FOLDER holds base/, tuned/, decoded/ and decoded_f32/ (model.safetensors each), the variant's
-attributes as facts.json and, for every compressed tensor, its parts as NAME.ROLE. The second argument
-says where tensors are compressed: "layers", exactly their 2-D weights, or "anywhere".
+attributes as facts.json and, for every compressed tensor, its parts as NAME.ROLE. The second
+argument says where tensors are compressed: "layers", exactly their 2-D weights, or "anywhere".
 """
 
 import json
@@ -54,7 +54,7 @@ def bf16(raw, shape):
 
 
 def check_planes(name, parts, delta):
-    """Each plane is the rule applied to what those before it leave; returns their sum in float64."""
+    """Each plane is the rule applied to what those before it leave; returns their float64 sum."""
     rest, total = np.zeros_like(delta), np.zeros(delta.shape)
     planes = sum(1 for role in parts if role.startswith("signs"))
     for p in range(planes):
@@ -102,7 +102,7 @@ def main(folder, where):
         parts = parts_of(folder, name)
         exact = base[name][1].copy()
         kept = check_planes(name, parts, delta)
-        terms = [alpha_signs for alpha_signs in planes_in_order(parts, delta.shape)]
+        terms = list(planes_in_order(parts, delta.shape))
         if "residual_a" in parts:
             ranks = check_residual(name, parts, delta - kept)
             terms += ranks
