@@ -177,3 +177,25 @@ def test_a_run_says_how_its_steps_are_published(
     config_shown = next(run for run in runs if run["name"] == "configured")["config"]
     assert config_shown["publish_codec"] == "auto"
     assert config_shown["publish_max_share"] == 0.25
+
+
+def test_push_sets_and_changes_what_a_run_publishes(daemon: Daemon, base_folder: Path) -> None:
+    def config() -> dict[str, object]:
+        runs = json.loads(daemon.cli("--json", "runs").stdout)
+        shown = next(run for run in runs if run["name"] == "flags")["config"]
+        return {key[8:]: value for key, value in shown.items() if key.startswith("publish_")}
+
+    daemon.cli("push", "flags", 1, base_folder, "--base", "tiny", "--publish", "request",
+               "--publish-codec", "auto", "--publish-planes", 3, "--publish-max-bytes", "40%")
+    assert config() == {"codec": "auto", "planes": 3, "residual_rank": 0, "max_bytes": 0,
+                        "max_share": 0.4, "max_error": -1}
+    daemon.cli("push", "flags", 2, base_folder, "--publish-max-bytes", 100000,
+               "--publish-max-error", 0.5)
+    assert config() == {"codec": "auto", "planes": 3, "residual_rank": 0, "max_bytes": 100000,
+                        "max_share": 0, "max_error": 0.5}
+    for flags in (["--publish-max-bytes", "140%"], ["--publish-planes", 9],
+                  ["--publish-codec", "zip"], ["--publish-max-bytes", "0"]):
+        assert daemon.cli("push", "flags", 3, base_folder, *flags, check=False).returncode == 2
+    # What the codec has no use for is refused by the daemon.
+    done = daemon.cli("push", "flags", 3, base_folder, "--publish-codec", "dense", check=False)
+    assert done.returncode == 1 and "options of" in done.stderr, done.stderr

@@ -128,11 +128,15 @@ Status EnsureRun(Client& client, const PushOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const std::vector<rpc::Run> runs, client.Runs());
   const auto found = std::find_if(runs.begin(), runs.end(),
                                   [&](const rpc::Run& run) { return run.name == options.run; });
+  rpc::RunConfig config = found == runs.end() ? rpc::RunConfig() : found->config;
+  for (const PushOptions::Field& field : options.fields) {
+    if (field.option->count() > 0) field.copy(options.config, config);
+  }
   if (found == runs.end()) {
     if (options.base.empty()) {
       return NotFound("there is no run '" + options.run + "': create it with --base NAME");
     }
-    return client.CreateRun(options.run, options.base, options.config, {}).status();
+    return client.CreateRun(options.run, options.base, config, {}).status();
   }
   if (!options.base.empty()) {
     STOCKPOT_ASSIGN_OR_RETURN(const Digest base, client.Resolve(options.base));
@@ -140,10 +144,6 @@ Status EnsureRun(Client& client, const PushOptions& options) {
       return AlreadyExists("run '" + options.run + "' has another base (" +
                            ShortDigest(found->base) + "): choose another name for the run");
     }
-  }
-  rpc::RunConfig config = found->config;
-  for (const PushOptions::Field& field : options.fields) {
-    if (field.option->count() > 0) field.copy(options.config, config);
   }
   if (config == found->config) return OkStatus();
   STOCKPOT_ASSIGN_OR_RETURN(const Digest base, Digest::FromRaw(found->base));
