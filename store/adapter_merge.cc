@@ -61,8 +61,12 @@ Factors FactorsOf(const LayerDelta& layer) {
 }
 
 LayerDelta LayerOf(const LayerDelta& like, const MatrixXd& b, const MatrixXd& a) {
-  LayerDelta out{.weight = like.weight, .d_out = like.d_out, .d_in = like.d_in, .rank = b.cols(),
-                 .b = {}, .a = {}};
+  LayerDelta out{.weight = like.weight,
+                 .d_out = like.d_out,
+                 .d_in = like.d_in,
+                 .rank = b.cols(),
+                 .b = {},
+                 .a = {}};
   out.b.resize(static_cast<size_t>(b.size()));
   out.a.resize(static_cast<size_t>(a.size()));
   Eigen::Map<RowMajor>(out.b.data(), b.rows(), b.cols()) = b;
@@ -135,8 +139,8 @@ class Cutter {
  public:
   explicit Cutter(int64_t rank) : rank_(rank) {}
 
-  // sqrt(S) on both sides, so that both factors have the same size. At least one direction, since an
-  // adapter has no layer of rank 0.
+  // sqrt(S) on both sides, so that both factors have the same size. At least one direction, since
+  // an adapter has no layer of rank 0.
   void Add(const LayerDelta& like, const ThinSvd& svd) {
     const Eigen::Index significant = std::max<Eigen::Index>(NumericalRank(svd), 1);
     const Eigen::Index rank = rank_ > 0 ? std::min<Eigen::Index>(rank_, significant) : significant;
@@ -344,8 +348,8 @@ Result<AdapterMerge> MergeAdapter(const AdapterDelta& member, const AdapterMerge
   const bool mean = options.method == PoolMethod::kMean;
   const double of_member = mean ? 1 - 1 / count : state.count == 1 ? options.scale : 1;
   const double of_added = mean ? 1 / count : options.scale;
-  STOCKPOT_ASSIGN_OR_RETURN(
-      AdapterMerge out, WeightedSum({&member, &added}, {of_member, of_added}, options.rank));
+  STOCKPOT_ASSIGN_OR_RETURN(AdapterMerge out,
+                            WeightedSum({&member, &added}, {of_member, of_added}, options.rank));
   STOCKPOT_ASSIGN_OR_RETURN(const double norm, AdapterNorm(added));
   out.state = {state.count + 1, state.lambda, state.norm_sum + norm};
   return out;

@@ -2,17 +2,19 @@
 // task vectors tau = scale * B A, one for each adapted layer; what only one of two adapters has is
 // zero in the other.
 //
-//   similarity  <B1 A1, B2 A2> = sum((B1^T B2) o (A1 A2^T)); the cosine of each layer, mean over all
+//   similarity  <B1 A1, B2 A2> = sum((B1^T B2) o (A1 A2^T)); the cosine of each layer, mean over
+//   all
 //               layers that either has
 //   mean        tau_m <- (1 - 1/n) tau_m + 1/n tau_t: the running mean of n adapters
 //   arithmetic  tau_m <- s * (tau_1 + ... + tau_n), s of the options
 //   opcm        tau_m = U S V^T;  r = the first index with cumsum(S)[r] / sum(S) > a
-//               P = U^T tau_t V, of which D is P[0:r, 0:r] and the diagonal;  tau' = tau_t - U D V^T
-//               tau_m <- (lambda tau_m + tau') / lambda',
-//               lambda' = ||lambda tau_m + tau'|| / mean_{i <= t} ||tau_i||, over all layers together
+//               P = U^T tau_t V, of which D is P[0:r, 0:r] and the diagonal;  tau' = tau_t - U D
+//               V^T tau_m <- (lambda tau_m + tau') / lambda', lambda' = ||lambda tau_m + tau'|| /
+//               mean_{i <= t} ||tau_i||, over all layers together
 //
-// A result of rank r_m + r_t is cut to the rank that is asked for: thin QR of both sides, SVD of the
-// small core. All in double precision. Every layer of an input must be finite (InvalidArgument).
+// A result of rank r_m + r_t is cut to the rank that is asked for: thin QR of both sides, SVD of
+// the small core. All in double precision. Every layer of an input must be finite
+// (InvalidArgument).
 //
 // Source: Tang et al., OPCM (arXiv 2501.09522) and fusion_bench; K-Merge (arXiv 2510.13537).
 // Thread promise: pure functions.
@@ -63,7 +65,7 @@ struct AdapterMergeOptions {
 struct AdapterMerge {
   AdapterDelta merged;
   AdapterMergeState state;
-  double kept_energy = 1;      // share of ||.||_F^2 that the cut to the rank kept, all layers together
+  double kept_energy = 1;  // share of ||.||_F^2 that the cut to the rank kept, all layers together
   double kept_energy_min = 1;  // likewise, of the layer that lost most
 };
 

@@ -27,6 +27,7 @@ inline constexpr std::string_view kDrafts = "draft/";                  // + job'
 inline constexpr std::string_view kRetention = "retention/";           // + run
 inline constexpr std::string_view kProbes = "probe/";                  // + run
 inline constexpr std::string_view kGates = "gate/";                    // + run
+inline constexpr std::string_view kPools = "pool/";                    // + name
 inline constexpr std::string_view kHistory = "history/";               // + digest -> when
 inline constexpr std::string_view kPins = "pin/";                      // + digest
 inline constexpr std::string_view kDeleted = "deleted/";               // + digest

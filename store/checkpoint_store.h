@@ -34,6 +34,7 @@
 #include "store/history.h"
 #include "store/manifest.h"
 #include "store/names.h"
+#include "store/pool_records.h"
 #include "store/records.h"
 #include "store/retention.h"
 
@@ -83,6 +84,11 @@ struct DraftChange {
   Manifest made;    // valid by itself; every chunk it names must have been put
 };
 
+struct PoolChange {
+  PoolRecord pool;
+  int64_t expected = 0;  // the version that it takes the place of; 0: there is no such pool
+};
+
 struct PinChange {
   Pin pin;         // time_ms is set by the store
   bool on = true;  // false: takes the pin off; no error where there is none
@@ -104,6 +110,7 @@ struct Commit {
   std::vector<RetentionChange> retention;
   std::vector<ProbeSet> probes;  // in place of the run's; without texts: it has none any more
   std::vector<GateChange> gates;
+  std::vector<PoolChange> pools;  // AlreadyExists: another version is there by then
   std::vector<PinChange> pins;
   // Deletes softly: InvalidArgument names what keeps the artifact (store/retention.h IsFirm). With
   // by == kRetentionAuthor any reason to keep it is AlreadyExists: decide anew. deleted_ms is set
@@ -287,6 +294,9 @@ class CheckpointStore {
   Result<std::optional<ProbeSet>> GetProbe(std::string_view run) const;
   // The default where none is set. Corruption: it cannot be read.
   Result<GateConfig> GetGate(std::string_view run) const;
+  // NotFound; Corruption: it cannot be read.
+  Result<PoolRecord> GetPool(std::string_view name) const;
+  std::vector<PoolRecord> ListPools() const;
   std::optional<Pin> GetPin(const Digest& artifact) const;
   std::optional<Tombstone> GetTombstone(const Digest& artifact) const;
   // What may go, and why the rest stays, now. Corruption: a record that this depends on.

@@ -365,6 +365,19 @@ Result<GateConfig> CheckpointStore::GetGate(std::string_view run) const {
   return raw ? DecodeGate(*raw) : GateConfig{};
 }
 
+Result<PoolRecord> CheckpointStore::GetPool(std::string_view name) const {
+  STOCKPOT_ASSIGN_OR_RETURN(
+      const auto raw, impl_->catalog->Get(Column::kRecords, keys::Named(keys::kPools, name)));
+  if (!raw) return NotFound("there is no pool '" + std::string(name.substr(0, 128)) + "'");
+  return DecodePool(*raw);
+}
+
+std::vector<PoolRecord> CheckpointStore::ListPools() const {
+  return ScanRecords<PoolRecord>(
+      *impl_->catalog, keys::kPools,
+      [](std::string_view, std::string_view value) { return DecodePool(value); });
+}
+
 std::optional<Pin> CheckpointStore::GetPin(const Digest& artifact) const {
   return FindRecord<Pin>(
       *impl_->catalog, keys::kPins, artifact.raw(),

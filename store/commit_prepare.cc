@@ -220,6 +220,11 @@ Result<PreparedCommit> PrepareCommit(Commit commit, const LoadManifest& load) {
   for (const Eval& eval : c.evals) STOCKPOT_RETURN_IF_ERROR(CheckEval(eval));
   STOCKPOT_RETURN_IF_ERROR(CheckRetentionParts(c));
   for (const ProbeSet& probe : c.probes) STOCKPOT_RETURN_IF_ERROR(CheckProbe(probe));
+  for (const PoolChange& change : c.pools) {
+    STOCKPOT_RETURN_IF_ERROR(
+        CheckPool(change.pool).WithContext("pool '" + change.pool.name.substr(0, 128) + "'"));
+    if (change.pool.version <= change.expected) return InvalidArgument("a pool's version grows");
+  }
   for (const GateChange& gate : c.gates) STOCKPOT_RETURN_IF_ERROR(CheckGate(gate.config));
   for (const Event& event : c.events) {
     if (event.type.empty()) return InvalidArgument("an event without a type");

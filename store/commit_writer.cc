@@ -53,6 +53,7 @@ Result<int64_t> CommitWriter::Add(const PreparedCommit& prepared) {
   STOCKPOT_RETURN_IF_ERROR(CheckMoves(commit.routes, keys::kRoutes, commit));
   STOCKPOT_RETURN_IF_ERROR(CheckResumes(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckRetentionChanges(commit));
+  STOCKPOT_RETURN_IF_ERROR(CheckPools(commit));
   STOCKPOT_RETURN_IF_ERROR(CheckRemovals(commit));
   STOCKPOT_ASSIGN_OR_RETURN(const std::vector<Job> jobs, NumberJobs(commit.jobs));
 
@@ -279,6 +280,36 @@ Status CommitWriter::CheckRetentionChanges(const Commit& commit) const {
   return OkStatus();
 }
 
+Status CommitWriter::CheckPools(const Commit& commit) const {
+  for (const PoolChange& change : commit.pools) {
+    const PoolRecord& pool = change.pool;
+    STOCKPOT_ASSIGN_OR_RETURN(const auto raw,
+                              batch_.Get(Column::kRecords, keys::Named(keys::kPools, pool.name)));
+    int64_t version = 0;
+    if (raw) {
+      STOCKPOT_ASSIGN_OR_RETURN(const PoolRecord stored, DecodePool(*raw));
+      version = stored.version;
+    }
+    if (version != change.expected) {
+      return AlreadyExists("pool '" + pool.name + "' " +
+                           (change.expected == 0 ? "exists" : "changed meanwhile"));
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(const ArtifactKind base, KindOf(pool.config.base));
+    if (base != ArtifactKind::kBase) {
+      return InvalidArgument("pool '" + pool.name + "': its base is none");
+    }
+    for (const PoolMember& member : pool.members) {
+      STOCKPOT_RETURN_IF_ERROR(
+          RequireLive(member.artifact, commit).WithContext("pool '" + pool.name + "'"));
+      STOCKPOT_ASSIGN_OR_RETURN(const ArtifactKind kind, KindOf(member.artifact));
+      if (kind == ArtifactKind::kAdapter) continue;
+      return InvalidArgument("pool '" + pool.name + "': artifact " + member.artifact.ShortHex() +
+                             " is no adapter");
+    }
+  }
+  return OkStatus();
+}
+
 Status CommitWriter::CheckRemovals(const Commit& commit) {
   if (commit.deletions.empty() && commit.purges.empty()) return OkStatus();
   STOCKPOT_ASSIGN_OR_RETURN(retention_, ask_.retention());
@@ -429,6 +460,10 @@ void CommitWriter::WriteRecords(const Commit& commit) {
   }
   for (const GateChange& gate : commit.gates) {
     batch_.Put(Column::kRecords, keys::Named(keys::kGates, gate.run), EncodeGate(gate.config));
+  }
+  for (const PoolChange& change : commit.pools) {
+    batch_.Put(Column::kRecords, keys::Named(keys::kPools, change.pool.name),
+               EncodePool(change.pool));
   }
   for (const ProbeSet& probe : commit.probes) {
     const std::string key = keys::Named(keys::kProbes, probe.run);

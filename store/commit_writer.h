@@ -63,6 +63,7 @@ class CommitWriter {
                     const Commit& commit);
   Status CheckResumes(const Commit& commit) const;
   Status CheckRetentionChanges(const Commit& commit) const;
+  Status CheckPools(const Commit& commit) const;
   Status CheckRemovals(const Commit& commit);
   Status CheckDeletion(const Tombstone& tombstone) const;
   Status CheckPurge(const Digest& artifact) const;

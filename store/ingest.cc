@@ -36,7 +36,11 @@ Status CheckRequest(const CheckpointStore& store, const SessionRequest& request)
                            std::to_string(request.world) + ": a world has 1 to " +
                            std::to_string(kMaxWorld) + " ranks, counted from 0");
   }
-  if (!IsValidRunName(request.run)) return InvalidArgument("not a name of a run or base");
+  const auto of_pool = request.kind == ArtifactKind::kAdapter ? SplitPoolRoute(request.run)
+                                                              : std::nullopt;
+  if (!of_pool && !IsValidRunName(request.run)) {
+    return InvalidArgument("not a name of a run or base");
+  }
   if (!request.attempt.empty() && !IsPrintableName(request.attempt, kMaxAttemptBytes)) {
     return InvalidArgument("the attempt's name is over " + std::to_string(kMaxAttemptBytes) +
                            " bytes, or not printable");
@@ -56,7 +60,14 @@ Status CheckRequest(const CheckpointStore& store, const SessionRequest& request)
     return InvalidArgument("a base or an adapter has no step, one rank, and resumes from nothing");
   }
   if (request.kind == ArtifactKind::kAdapter) {
-    STOCKPOT_RETURN_IF_ERROR(ResolveBase(store, request.base).status());
+    STOCKPOT_ASSIGN_OR_RETURN(const Digest base, ResolveBase(store, request.base));
+    if (of_pool) {
+      STOCKPOT_ASSIGN_OR_RETURN(const PoolRecord pool, store.GetPool(of_pool->first));
+      if (pool.config.base != base) {
+        return InvalidArgument("pool '" + pool.name + "' is over another base, " +
+                               pool.config.base.ShortHex());
+      }
+    }
   } else if (!request.base.empty()) {
     return InvalidArgument("only an adapter says its base: a checkpoint has its run's");
   }

@@ -116,7 +116,8 @@ class Ingest {
   // metric that is not finite is dropped and named in the event's "dropped_metrics": a loss of NaN
   // must not cost the checkpoint. For a base: the artifact, the alias NAME, event "base"; a base
   // must hold config.json. Values and completeness of weights are the publish gate's to judge, not
-  // asked here. For an adapter: the artifact, the edge adapter_of its base, the route NAME, events
+  // asked here. For an adapter: the artifact, the edge adapter_of its base, the route NAME (none where the
+  // name is POOL/TASK: then the pool decides, store/adapter_pool.h), events
   // "adapter" and "route"; it must be one that can be served (store/lora_adapter.h), of finite
   // values. AlreadyExists: the step has another checkpoint, or the name another base or adapter. The
   // session ends whatever the outcome, but for the retryable ones (IsRetryable): send again what

@@ -67,6 +67,18 @@ Result<CommitReply> CommitAdapter(CheckpointStore& store, const SessionRequest& 
   STOCKPOT_RETURN_IF_ERROR(CheckServable(store, adapter, base_manifest));
 
   CommitReply reply{.artifact = adapter.digest()};
+  if (SplitPoolRoute(request.run)) {
+    reply.existed = store.HasArtifact(reply.artifact) && !store.GetTombstone(reply.artifact);
+    Commit commit;
+    commit.artifacts.push_back(std::move(adapter));
+    commit.edges.push_back({EdgeType::kAdapterOf, reply.artifact, base});
+    commit.events.push_back(
+        {.type = "adapter",
+         .subject = request.run,
+         .fields = {{"artifact", reply.artifact.Hex()}, {"base", base.Hex()}}});
+    STOCKPOT_ASSIGN_OR_RETURN(reply.event_sequence, store.Apply(std::move(commit)));
+    return reply;
+  }
   if (store.GetAlias(request.run)) {
     return AlreadyExists("the name '" + request.run + "' belongs to a base or an alias");
   }

@@ -68,6 +68,7 @@ Status JobWork::Do(const Job& job, const ProgressFunction& progress) {
   if (job.kind == JobKind::kExpire) return Expire(job);
   if (job.kind == JobKind::kCompress) return Compress(job, progress);
   if (job.kind == JobKind::kScore) return Score(job, progress);
+  if (job.kind == JobKind::kPool) return Pool(job, progress);
   Status status;
   {
     // The outcome's chunks are committed long after they are put.
@@ -87,6 +88,7 @@ bool JobWork::StillStands(const Job& job) const {
   // There may be more to do each time.
   if (job.kind == JobKind::kExpire || job.kind == JobKind::kCompress) return false;
   if (job.kind == JobKind::kScore) return ScoreStands(job);
+  if (job.kind == JobKind::kPool) return pool_.StillStands(job);
   if (job.kind != JobKind::kPublish) return true;
   const Result<PublishRequest> request = ReadPublish(job);
   if (!request.ok()) return false;
@@ -113,6 +115,15 @@ Status JobWork::Expire(const Job& job) {
   // Somebody scrubs or copies: the bytes come back with the next collection.
   if (!collected.ok() && collected.code() != StatusCode::kUnavailable) return collected;
   return Conclude(job, {}, [&] { return CheckpointSince(seen, run); });
+}
+
+// The outcome is committed with the job's state; what is cleaned after it may wait for the next one.
+Status JobWork::Pool(const Job& job, const ProgressFunction& progress) {
+  STOCKPOT_ASSIGN_OR_RETURN(const std::optional<PoolWork::Refusal> refusal,
+                            pool_.Do(job, Finished(job, Digest{}), progress));
+  if (refusal) return Fail(job, refusal->why, refusal->fields);
+  static_cast<void>(pool_.Clean(job, progress));
+  return OkStatus();
 }
 
 Status JobWork::Conclude(const Job& job, Commit commit, const std::function<bool()>& again) {
@@ -376,11 +387,13 @@ Status JobWork::Fail(Job job, const Status& why,
                      const std::map<std::string, std::string>& more_fields) {
   const bool refused =
       why.code() == StatusCode::kInvalidArgument || why.code() == StatusCode::kCorruption ||
-      why.code() == StatusCode::kNotFound || why.code() == StatusCode::kAlreadyExists;
+      why.code() == StatusCode::kNotFound || why.code() == StatusCode::kAlreadyExists ||
+      (job.kind == JobKind::kPool && why.code() == StatusCode::kResourceExhausted);
   const bool maintains = job.kind == JobKind::kExpire || job.kind == JobKind::kCompress;
   job.state = JobState::kFailed;
   job.error = why.ToString();
   job.finished_ms = clock_();
+  if (job.kind == JobKind::kPool) job.args.erase("texts");  // up to 64 KiB
   Event event;
   event.type = std::string(JobKindName(job.kind)) +
                (refused && !maintains ? "_refused" : "_failed");
@@ -397,15 +410,20 @@ Status JobWork::Fail(Job job, const Status& why,
     case JobKind::kScore:
       event.subject = job.args["artifact"];
       break;
+    case JobKind::kPool:
+      event.subject = job.args["pool"];
+      break;
     case JobKind::kExpire:
     case JobKind::kCompress:
       event.subject = job.args["run"];
       break;
   }
   Commit commit;
-  commit.jobs.push_back(std::move(job));
+  commit.jobs.push_back(job);
   commit.events.push_back(std::move(event));
-  return store_.Apply(std::move(commit)).status();
+  STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
+  if (job.kind == JobKind::kPool) pool_.Discard(job);
+  return OkStatus();
 }
 
 }  // namespace stockpot

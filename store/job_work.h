@@ -8,6 +8,7 @@
 #include "store/checkpoint_store.h"
 #include "store/job_arguments.h"
 #include "store/pipeline.h"
+#include "store/pool_work.h"
 #include "store/variant_gate.h"
 
 namespace stockpot {
@@ -21,6 +22,12 @@ class JobWork {
         score_(options.score),
         clock_(options.clock),
         garbage_{.bytes_per_second = options.expire_bytes_per_second},
+        pool_({.store = store,
+               .score = options.score,
+               .requests = options.requests,
+               .followed = options.followed,
+               .clock = options.clock,
+               .garbage = garbage_}),
         history_bytes_per_second_(options.history_bytes_per_second),
         threads_(options.threads) {}
 
@@ -31,6 +38,9 @@ class JobWork {
   // Whether what a finished job made still stands: a merge does; a publish while every name that it
   // would move now answers with its variant. Any thread.
   bool StillStands(const Job& job) const;
+
+  // What a process that was killed in a job of a pool left over.
+  Status CleanPools(const ProgressFunction& progress) { return pool_.CleanAll(progress); }
 
   // Commits that the job failed for good, and the event that says so.
   Status Fail(Job job, const Status& why,
@@ -93,6 +103,7 @@ class JobWork {
   Result<double> MeasureLoss(const ProbeSet& probe, const Manifest& model,
                              const ProgressFunction& progress) const;
   Status Expire(const Job& job);
+  Status Pool(const Job& job, const ProgressFunction& progress);
   Status Compress(const Job& job, const ProgressFunction& progress);
   // Commits the end of a job that others queue: done, or queued again where `again` says so as of
   // the very commit. What came between a look and a commit would be overwritten.
@@ -108,6 +119,7 @@ class JobWork {
   const ScoreFunction& score_;
   const Clock& clock_;
   const GarbageOptions garbage_;
+  PoolWork pool_;
   bool leftovers_ = false;  // chunks of a mean that was only scored
   const int64_t history_bytes_per_second_;
   ThreadPool threads_;

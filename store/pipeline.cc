@@ -82,6 +82,9 @@ struct Pipeline::State {
 
   void Run() {
     seen_event = store.LastEvent();
+    // What cannot be cleaned now is cleaned with the next job of its pool.
+    static_cast<void>(work.CleanPools(
+        [this](double) { return Stopping() ? Unavailable("stopping") : OkStatus(); }));
     while (!Stopping()) {
       std::optional<Job> job = NextJob();
       if (!job) {

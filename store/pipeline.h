@@ -1,8 +1,10 @@
-// The durable jobs: merge, publish, score, expire and compress. One runner thread takes queued jobs
+// The durable jobs: merge, publish, score, expire, compress and pool. One runner thread takes queued jobs
 // in order, does the work, and commits the outcome together with the job's new state, so that a
 // restart resumes exactly what was not finished and does nothing twice.
 //
 // One commit each:
+//   pool     record of the pool, routes, merged member with edges pooled_from, job done, events; what
+//            left is collected after it
 //   publish  variant, edge compressed_from, routes (policy.h RouteNamesFor), job done, events
 //   score    held-out loss of an artifact on its run's probe texts (an evaluation of the task
 //            "probe"), RUN@best and what follows from it (store/best_model.h), job done, event
@@ -39,6 +41,12 @@
 //              loss (nats a token), job
 //   "compress" history was compressed.     subject: run. fields: run, artifacts, chunks,
 //              chunk_bytes, stored_bytes, whole_chunks
+//   "pool"     a pool was made or changed (store/adapter_pool.h). subject: it. fields: pool, op,
+//              outcome, tasks, member, own, bytes, budget_bytes, job; what was measured: nearest,
+//              similarity, threshold, rank, kept_energy, kept_energy_min, quality (a line a task:
+//              its name, before, after), unmeasured (tasks), was (a member that left), evicted
+//              (tasks), path (what was tried before)
+//   "pool_refused"  likewise, and reason: nothing has changed
 //   "delete", "undelete", "purge", "gc"    see store/README.md
 //   "publish_failed", "merge_failed", "score_failed", "expire_failed", "compress_failed"  anything
 //              else, after the last attempt. Fields likewise
@@ -68,6 +76,10 @@ class Pipeline {
   struct Options {
     MergeFunction merge;   // REQUIRES: set
     ScoreFunction score;   // null: no model is served here, and what needs a score is refused
+    // Of pools of adapters (store/adapter_pool.h): requests of the last window by route, null:
+    // nobody counts; whether the endpoint answers by the routes as of an event, null: there is none.
+    std::function<int64_t(const std::string& route)> requests;
+    std::function<bool(int64_t event)> followed;
     int threads = 1;       // of the codecs
     int max_attempts = 3;  // of a retryable failure (kernels/base/status.h); others fail at once
     int64_t backoff_ms = 200;  // before the second attempt; doubles with each

@@ -22,8 +22,8 @@ constexpr std::array<std::string_view, 4> kPublishPolicies = {"every", "merges",
 constexpr std::array<std::string_view, 7> kEdgeTypes = {
     "trained_from", "merged_from",  "compressed_from", "adapter_of",
     "pooled_from",  "resumed_from", "state_of"};
-constexpr std::array<std::string_view, 5> kJobKinds = {"merge", "publish", "expire", "compress",
-                                                       "score"};
+constexpr std::array<std::string_view, 6> kJobKinds = {"merge",    "publish", "expire",
+                                                       "compress", "score",   "pool"};
 constexpr std::array<std::string_view, 4> kJobStates = {"queued", "running", "done", "failed"};
 constexpr std::array<std::string_view, 4> kPublishCodecs = {"bitdelta", "dense", "auto", "sparse"};
 constexpr std::array<std::string_view, 4> kMergeMethods = {"monosoup", "monosoup-spectral", "mean",

@@ -158,9 +158,10 @@ struct Event {
   std::map<std::string, std::string> fields;
 };
 
-enum class JobKind : uint8_t { kMerge, kPublish, kExpire, kCompress, kScore };
+enum class JobKind : uint8_t { kMerge, kPublish, kExpire, kCompress, kScore, kPool };
 enum class JobState : uint8_t { kQueued, kRunning, kDone, kFailed };
-std::string_view JobKindName(JobKind kind);  // "merge", "publish", "expire", "compress", "score"
+std::string_view JobKindName(JobKind kind);  // "merge", "publish", "expire", "compress", "score",
+                                               // "pool"
 Result<JobKind> JobKindFromName(std::string_view name);
 std::string_view JobStateName(JobState state);  // "queued", "running", "done", "failed"
 Result<JobState> JobStateFromName(std::string_view name);

@@ -14,6 +14,7 @@
 #include "stockpot_rpc/CheckpointService.h"
 #include "stockpot_rpc/ControlService.h"
 #include "stockpot_rpc/LineageService.h"
+#include "stockpot_rpc/PoolService.h"
 #include "stockpot_rpc/stockpot_constants.h"
 #include "thrift/errors.h"
 #include "thrift/limits.h"
@@ -62,6 +63,7 @@ struct Client::Connection {
   std::unique_ptr<rpc::CheckpointServiceClient> checkpoint;
   std::unique_ptr<rpc::LineageServiceClient> lineage;
   std::unique_ptr<rpc::ControlServiceClient> control;
+  std::unique_ptr<rpc::PoolServiceClient> pool;
   bool has_served = false;  // a call after hello
 
   Connection(const RpcAddress& address, const ClientOptions& options, const TlsFactory& tls) {
@@ -79,6 +81,7 @@ struct Client::Connection {
     checkpoint = std::make_unique<rpc::CheckpointServiceClient>(service("checkpoint"));
     lineage = std::make_unique<rpc::LineageServiceClient>(service("lineage"));
     control = std::make_unique<rpc::ControlServiceClient>(service("control"));
+    pool = std::make_unique<rpc::PoolServiceClient>(service("pool"));
     transport->open();
   }
 
@@ -493,6 +496,34 @@ Result<rpc::Job> Client::PublishForced(const std::string& id, const std::string&
 
 Result<rpc::Job> Client::Compress(const std::string& id) {
   return Call<rpc::Job>("compress", [&](Connection& c, auto& out) { c.control->compress(out, id); });
+}
+
+Result<rpc::Pool> Client::CreatePool(const std::string& name, const std::string& base,
+                                     const rpc::PoolConfig& config) {
+  return Call<rpc::Pool>(
+      "create", [&](Connection& c, auto& out) { c.pool->create(out, name, base, config); });
+}
+
+Result<std::vector<rpc::Pool>> Client::Pools() {
+  return Call<std::vector<rpc::Pool>>("pools",
+                                      [](Connection& c, auto& out) { c.pool->pools(out); });
+}
+
+Result<rpc::Pool> Client::GetPool(const std::string& name) {
+  return Call<rpc::Pool>("pool", [&](Connection& c, auto& out) { c.pool->pool(out, name); });
+}
+
+Result<rpc::Job> Client::AddToPool(const rpc::PoolAdd& request) {
+  return Call<rpc::Job>("add", [&](Connection& c, auto& out) { c.pool->add(out, request); });
+}
+
+Result<rpc::Job> Client::RemoveFromPool(const std::string& pool, const std::string& task) {
+  return Call<rpc::Job>("remove",
+                        [&](Connection& c, auto& out) { c.pool->remove(out, pool, task); });
+}
+
+Result<rpc::Job> Client::EvictFromPool(const std::string& pool) {
+  return Call<rpc::Job>("evict", [&](Connection& c, auto& out) { c.pool->evict(out, pool); });
 }
 
 Result<rpc::Job> Client::Score(const std::string& id) {

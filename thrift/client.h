@@ -132,6 +132,15 @@ class Client {
   // Waits as long as the daemon works on it. 0: no throttle.
   Result<rpc::GcReply> CollectGarbage(bool dry_run, int64_t bytes_per_second);
 
+  // --- pools of adapters ---
+  Result<rpc::Pool> CreatePool(const std::string& name, const std::string& base,
+                               const rpc::PoolConfig& config);
+  Result<std::vector<rpc::Pool>> Pools();
+  Result<rpc::Pool> GetPool(const std::string& name);
+  Result<rpc::Job> AddToPool(const rpc::PoolAdd& request);
+  Result<rpc::Job> RemoveFromPool(const std::string& pool, const std::string& task);
+  Result<rpc::Job> EvictFromPool(const std::string& pool);
+
   // --- control ---
   struct MergeRequest {
     std::vector<std::string> ids;  // checkpoints and merges; with `last` one run or checkpoint

@@ -1,4 +1,4 @@
-// The three services of stockpot.thrift over the store. Internal to thrift/: server.h starts them.
+// The four services of stockpot.thrift over the store. Internal to thrift/: server.h starts them.
 //
 // A handler checks what came from the wire, calls the store, and turns every failure, an exception
 // of a library included, into rpc::Error. Thread promise: any thread, every method.
@@ -12,6 +12,7 @@
 #include "stockpot_rpc/CheckpointService.h"
 #include "stockpot_rpc/ControlService.h"
 #include "stockpot_rpc/LineageService.h"
+#include "stockpot_rpc/PoolService.h"
 #include "thrift/server.h"
 
 namespace stockpot {
@@ -45,6 +46,7 @@ class ServerFacts {
 std::shared_ptr<rpc::CheckpointServiceIf> MakeCheckpointHandler(const RpcServerParts& parts,
                                                                 const ServerFacts& server);
 std::shared_ptr<rpc::LineageServiceIf> MakeLineageHandler(const RpcServerParts& parts);
+std::shared_ptr<rpc::PoolServiceIf> MakePoolHandler(const RpcServerParts& parts);
 std::shared_ptr<rpc::ControlServiceIf> MakeControlHandler(const RpcServerParts& parts,
                                                           const ServerFacts& server);
 

@@ -175,7 +175,7 @@ class ConnectionProcessor : public TProcessor {
   bool is_known_;
 };
 
-// Every call of the three services declares Error as field 1 of its result, as hello does.
+// Every call of the four services declares Error as field 1 of its result, as hello does.
 void Reply(TProtocol& out, const std::string& name, int32_t sequence,
            const rpc::CheckpointService_hello_result& result) {
   out.writeMessageBegin(name, apache::thrift::protocol::T_REPLY, sequence);
@@ -442,6 +442,8 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Start(RpcServerParts parts,
       "lineage", std::make_shared<rpc::LineageServiceProcessor>(MakeLineageHandler(parts)));
   services->registerProcessor("control", std::make_shared<rpc::ControlServiceProcessor>(
                                              MakeControlHandler(parts, state.facts)));
+  services->registerProcessor("pool",
+                              std::make_shared<rpc::PoolServiceProcessor>(MakePoolHandler(parts)));
   state.services.all = services;
   for (RpcAddress& address : addresses) {
     state.listeners.push_back(

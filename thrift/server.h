@@ -1,4 +1,4 @@
-// The daemon's side of stockpot.thrift: three services over the store, on TCP and unix sockets at
+// The daemon's side of stockpot.thrift: four services over the store, on TCP and unix sockets at
 // once.
 //
 //   STOCKPOT_ASSIGN_OR_RETURN(auto server, RpcServer::Start(
@@ -37,6 +37,8 @@ struct DaemonControl {
   // Adds to a status what is not in the store: base, base_state, served, devices, http_address.
   // Called from connection threads, several at once. Null: nothing to add.
   std::function<void(rpc::DaemonStatus& status)> describe;
+  // Requests of the last window by route. Likewise; null: nobody counts.
+  std::function<int64_t(const std::string& route)> requests;
 };
 
 struct RpcServerParts {  // all must outlive the server

@@ -1,5 +1,5 @@
-// The remote interface of stockpotd: three services on one port (TMultiplexedProcessor under the
-// names "checkpoint", "lineage", "control"), strict binary protocol, buffered transport with large
+// The remote interface of stockpotd: four services on one port (TMultiplexedProcessor under the
+// names "checkpoint", "lineage", "control", "pool"), strict binary protocol, buffered transport with large
 // buffers.
 //
 // Digests travel as 32 raw bytes, manifests as their canonical JSON (store/manifest.h). Every call
@@ -519,4 +519,78 @@ service ControlService {
   ScrubReply scrub(1: string repair_from) throws (1: Error error)
   // Brings the backup in that folder of the daemon's machine up to now. Training goes on meanwhile.
   BackupReply backup(1: string directory) throws (1: Error error)
+}
+
+// --- pools of LoRA adapters under a budget (store/adapter_pool.h) ---
+
+struct PoolConfig {
+  1: i64 budget_bytes             // members, their manifests, and the pool's record
+  2: string method = "opcm"       // opcm, mean, task-arithmetic
+  3: double projection = 0.5      // opcm's a, [0, 1)
+  4: double scale = 0.5           // of task arithmetic
+  // Similarity (cosine) from which on a new adapter is merged although it would fit; unset: that
+  // quantile of the similarities of all pairs, once there are three adapters.
+  5: optional double threshold
+  6: double quantile = 0.5
+  7: double quality = 0.95        // exp(own loss - member's loss) that each task keeps in a merge
+  8: i64 rank = 0                 // of a merged member; 0: the larger one of its two
+  9: bool evict = true            // the least requested member may go for a new one
+}
+
+struct PoolMember {
+  1: binary artifact
+  2: list<string> tasks
+  3: i64 merged                   // adapters that went into it
+  4: double opcm_lambda
+  5: double norm_sum
+  6: i64 bytes                    // manifest and chunks
+  7: bool owned                   // the pool's alone: its bytes go when it leaves
+}
+
+struct PoolTask {
+  1: string task
+  2: binary member
+  3: binary own                   // the adapter that came with it; it may be gone
+  4: i64 probe_texts
+  5: optional double own_loss     // nats a token on its probe texts
+  6: optional double loss         // likewise, of its member
+  7: i64 requests                 // of the endpoint's last window
+  8: i64 added_ms
+}
+
+struct Pool {
+  1: string name
+  2: binary base
+  3: PoolConfig config
+  4: list<PoolMember> members
+  5: list<PoolTask> tasks
+  6: i64 bytes                    // all that counts against the budget
+  7: i64 leaving_bytes            // of it: former members that no collection has taken yet
+  8: optional double threshold    // the similarity that counts now
+}
+
+struct PoolAdd {
+  1: string pool
+  2: list<string> tasks           // one; several of a member that is adopted
+  3: string id                    // of an adapter
+  4: list<ProbeText> probe        // held-out texts of the task, 64 KiB at most; none: not measured
+  5: bool owned = false           // it came for the pool alone and may be deleted
+  // Takes the adapter as it is, with what it remembers of a merge: an exported pool comes back so.
+  6: bool adopt = false
+  7: i64 merged = 1
+  8: double opcm_lambda = 1
+  9: double norm_sum = 0          // 0: the adapter's own norm
+}
+
+// A session of kind ADAPTER whose `run` is "POOL/TASK" brings an adapter for a pool: it gets no name.
+service PoolService {
+  Pool create(1: string name, 2: string base, 3: PoolConfig config) throws (1: Error error)
+  list<Pool> pools() throws (1: Error error)
+  Pool pool(1: string name) throws (1: Error error)
+  // These queue a durable job. add: INVALID_ARGUMENT, NOT_FOUND, or a failed job whose error says
+  // what did not fit.
+  Job add(1: PoolAdd request) throws (1: Error error)
+  Job remove(1: string pool, 2: string task) throws (1: Error error)
+  // The member with the fewest requests of the last window, with all of its tasks.
+  Job evict(1: string pool) throws (1: Error error)
 }

@@ -6,6 +6,7 @@
 
 #include "kernels/base/check.h"
 #include "store/names.h"
+#include "store/pool_records.h"
 #include "store/record_codec.h"
 #include "store/retention.h"
 #include "tests/fuzz/json_mutator.h"
@@ -53,8 +54,8 @@ const Digest& SomeArtifact() {
   return digest;
 }
 
-const std::array<Rewrite, 9>& Rewrites() {
-  static const std::array<Rewrite, 9> rewrites = {
+const std::array<Rewrite, 10>& Rewrites() {
+  static const std::array<Rewrite, 10> rewrites = {
       RewriteOf<Run>(DecodeRun, EncodeRun),
       RewriteOf<StepRecord>(DecodeStep, EncodeStep),
       RewriteOf<Alias>([](std::string_view t) { return DecodeAlias("name", t); }, EncodeAlias),
@@ -65,6 +66,7 @@ const std::array<Rewrite, 9>& Rewrites() {
       RewriteOf<Pin>([](std::string_view t) { return DecodePin(SomeArtifact(), t); }, EncodePin),
       RewriteOf<Tombstone>([](std::string_view t) { return DecodeTombstone(SomeArtifact(), t); },
                            EncodeTombstone),
+      RewriteOf<PoolRecord>(DecodePool, EncodePool),
   };
   return rewrites;
 }

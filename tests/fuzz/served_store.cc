@@ -166,6 +166,8 @@ void ServedStore::MakeParts() {
       "lineage", std::make_shared<rpc::LineageServiceProcessor>(MakeLineageHandler(parts)));
   services->registerProcessor(
       "control", std::make_shared<rpc::ControlServiceProcessor>(MakeControlHandler(parts, facts_)));
+  services->registerProcessor("pool",
+                              std::make_shared<rpc::PoolServiceProcessor>(MakePoolHandler(parts)));
   processor_ = services;
 }
 

@@ -58,8 +58,8 @@ Dense DenseOf(const LayerDelta& layer) {
 }
 
 struct Triple {
-  std::vector<double> s;       // descending
-  std::vector<Dense> u, v;     // columns [n, 1]
+  std::vector<double> s;    // descending
+  std::vector<Dense> u, v;  // columns [n, 1]
 };
 
 // Rotates pairs of columns of x until all are orthogonal: x V = U S.
@@ -299,20 +299,19 @@ TEST(AdapterMerge, AgreesWithNumPy) {
   for (const Case& c : Cases()) {
     const Result<AdapterMerge> merge = MergeAdapter(c.member, c.state, c.added, c.options);
     ASSERT_OK(merge);
-    cases.push_back({{"member", ToJson(c.member)},
-                     {"added", ToJson(c.added)},
-                     {"state",
-                      {{"count", c.state.count},
-                       {"lambda", c.state.lambda},
-                       {"norm_sum", c.state.norm_sum}}},
-                     {"method", PoolMethodName(c.options.method)},
-                     {"projection", c.options.projection},
-                     {"scale", c.options.scale},
-                     {"rank", c.options.rank},
-                     {"similarity", *AdapterSimilarity(c.member, c.added)},
-                     {"merged", ToJson(merge->merged)},
-                     {"new_lambda", merge->state.lambda},
-                     {"kept_energy", merge->kept_energy}});
+    cases.push_back(
+        {{"member", ToJson(c.member)},
+         {"added", ToJson(c.added)},
+         {"state",
+          {{"count", c.state.count}, {"lambda", c.state.lambda}, {"norm_sum", c.state.norm_sum}}},
+         {"method", PoolMethodName(c.options.method)},
+         {"projection", c.options.projection},
+         {"scale", c.options.scale},
+         {"rank", c.options.rank},
+         {"similarity", *AdapterSimilarity(c.member, c.added)},
+         {"merged", ToJson(merge->merged)},
+         {"new_lambda", merge->state.lambda},
+         {"kept_energy", merge->kept_energy}});
   }
   std::ofstream(folder.path() / "cases.json") << cases.dump();
   EXPECT_TRUE(RunPython("adapter_merge_oracle.py", {folder.path().string()}));

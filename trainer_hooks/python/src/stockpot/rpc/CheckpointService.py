@@ -1119,11 +1119,11 @@ class create_run_args(object):
             elif fid == 4:
                 if ftype == TType.MAP:
                     self.tags = {}
-                    (_ktype292, _vtype293, _size291) = iprot.readMapBegin()
-                    for _i295 in range(_size291):
-                        _key296 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        _val297 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.tags[_key296] = _val297
+                    (_ktype327, _vtype328, _size326) = iprot.readMapBegin()
+                    for _i330 in range(_size326):
+                        _key331 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        _val332 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.tags[_key331] = _val332
                     iprot.readMapEnd()
                 else:
                     iprot.skip(ftype)
@@ -1157,9 +1157,9 @@ class create_run_args(object):
         if self.tags is not None:
             oprot.writeFieldBegin('tags', TType.MAP, 4)
             oprot.writeMapBegin(TType.STRING, TType.STRING, len(self.tags))
-            for kiter298, viter299 in self.tags.items():
-                oprot.writeString(kiter298.encode('utf-8') if sys.version_info[0] == 2 else kiter298)
-                oprot.writeString(viter299.encode('utf-8') if sys.version_info[0] == 2 else viter299)
+            for kiter333, viter334 in self.tags.items():
+                oprot.writeString(kiter333.encode('utf-8') if sys.version_info[0] == 2 else kiter333)
+                oprot.writeString(viter334.encode('utf-8') if sys.version_info[0] == 2 else viter334)
             oprot.writeMapEnd()
             oprot.writeFieldEnd()
         if self.keep_config is not None:
@@ -1433,10 +1433,10 @@ class have_chunks_args(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.digests = []
-                    (_etype303, _size300) = iprot.readListBegin()
-                    for _i304 in range(_size300):
-                        _elem305 = iprot.readBinary()
-                        self.digests.append(_elem305)
+                    (_etype338, _size335) = iprot.readListBegin()
+                    for _i339 in range(_size335):
+                        _elem340 = iprot.readBinary()
+                        self.digests.append(_elem340)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1457,8 +1457,8 @@ class have_chunks_args(object):
         if self.digests is not None:
             oprot.writeFieldBegin('digests', TType.LIST, 2)
             oprot.writeListBegin(TType.STRING, len(self.digests))
-            for iter306 in self.digests:
-                oprot.writeBinary(iter306)
+            for iter341 in self.digests:
+                oprot.writeBinary(iter341)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
@@ -1510,10 +1510,10 @@ class have_chunks_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype310, _size307) = iprot.readListBegin()
-                    for _i311 in range(_size307):
-                        _elem312 = iprot.readBool()
-                        self.success.append(_elem312)
+                    (_etype345, _size342) = iprot.readListBegin()
+                    for _i346 in range(_size342):
+                        _elem347 = iprot.readBool()
+                        self.success.append(_elem347)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1535,8 +1535,8 @@ class have_chunks_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.BOOL, len(self.success))
-            for iter313 in self.success:
-                oprot.writeBool(iter313)
+            for iter348 in self.success:
+                oprot.writeBool(iter348)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:

@@ -1298,11 +1298,11 @@ class runs_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype317, _size314) = iprot.readListBegin()
-                    for _i318 in range(_size314):
-                        _elem319 = Run()
-                        _elem319.read(iprot)
-                        self.success.append(_elem319)
+                    (_etype352, _size349) = iprot.readListBegin()
+                    for _i353 in range(_size349):
+                        _elem354 = Run()
+                        _elem354.read(iprot)
+                        self.success.append(_elem354)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1324,8 +1324,8 @@ class runs_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter320 in self.success:
-                iter320.write(oprot)
+            for iter355 in self.success:
+                iter355.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -1442,11 +1442,11 @@ class log_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype324, _size321) = iprot.readListBegin()
-                    for _i325 in range(_size321):
-                        _elem326 = LogEntry()
-                        _elem326.read(iprot)
-                        self.success.append(_elem326)
+                    (_etype359, _size356) = iprot.readListBegin()
+                    for _i360 in range(_size356):
+                        _elem361 = LogEntry()
+                        _elem361.read(iprot)
+                        self.success.append(_elem361)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1468,8 +1468,8 @@ class log_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter327 in self.success:
-                iter327.write(oprot)
+            for iter362 in self.success:
+                iter362.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -1703,11 +1703,11 @@ class aliases_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype331, _size328) = iprot.readListBegin()
-                    for _i332 in range(_size328):
-                        _elem333 = Alias()
-                        _elem333.read(iprot)
-                        self.success.append(_elem333)
+                    (_etype366, _size363) = iprot.readListBegin()
+                    for _i367 in range(_size363):
+                        _elem368 = Alias()
+                        _elem368.read(iprot)
+                        self.success.append(_elem368)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1729,8 +1729,8 @@ class aliases_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter334 in self.success:
-                iter334.write(oprot)
+            for iter369 in self.success:
+                iter369.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -3053,11 +3053,11 @@ class set_probe_args(object):
             elif fid == 2:
                 if ftype == TType.LIST:
                     self.texts = []
-                    (_etype338, _size335) = iprot.readListBegin()
-                    for _i339 in range(_size335):
-                        _elem340 = ProbeText()
-                        _elem340.read(iprot)
-                        self.texts.append(_elem340)
+                    (_etype373, _size370) = iprot.readListBegin()
+                    for _i374 in range(_size370):
+                        _elem375 = ProbeText()
+                        _elem375.read(iprot)
+                        self.texts.append(_elem375)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -3083,8 +3083,8 @@ class set_probe_args(object):
         if self.texts is not None:
             oprot.writeFieldBegin('texts', TType.LIST, 2)
             oprot.writeListBegin(TType.STRUCT, len(self.texts))
-            for iter341 in self.texts:
-                iter341.write(oprot)
+            for iter376 in self.texts:
+                iter376.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.by is not None:

@@ -1,1 +1,1 @@
-__all__ = ['ttypes', 'constants', 'CheckpointService', 'LineageService', 'ControlService']
+__all__ = ['ttypes', 'constants', 'CheckpointService', 'LineageService', 'ControlService', 'PoolService']

@@ -4812,6 +4812,731 @@ class PublishOptions(object):
 
     def __ne__(self, other):
         return not (self == other)
+
+
+class PoolConfig(object):
+    """
+    Attributes:
+     - budget_bytes
+     - method
+     - projection
+     - scale
+     - threshold
+     - quantile
+     - quality
+     - rank
+     - evict
+
+    """
+
+
+    def __init__(self, budget_bytes=None, method="opcm", projection=0.5000000000000000, scale=0.5000000000000000, threshold=None, quantile=0.5000000000000000, quality=0.9500000000000000, rank=0, evict=True,):
+        self.budget_bytes = budget_bytes
+        self.method = method
+        self.projection = projection
+        self.scale = scale
+        self.threshold = threshold
+        self.quantile = quantile
+        self.quality = quality
+        self.rank = rank
+        self.evict = evict
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.I64:
+                    self.budget_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.method = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.DOUBLE:
+                    self.projection = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.DOUBLE:
+                    self.scale = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.DOUBLE:
+                    self.threshold = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.DOUBLE:
+                    self.quantile = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.DOUBLE:
+                    self.quality = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.I64:
+                    self.rank = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 9:
+                if ftype == TType.BOOL:
+                    self.evict = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('PoolConfig')
+        if self.budget_bytes is not None:
+            oprot.writeFieldBegin('budget_bytes', TType.I64, 1)
+            oprot.writeI64(self.budget_bytes)
+            oprot.writeFieldEnd()
+        if self.method is not None:
+            oprot.writeFieldBegin('method', TType.STRING, 2)
+            oprot.writeString(self.method.encode('utf-8') if sys.version_info[0] == 2 else self.method)
+            oprot.writeFieldEnd()
+        if self.projection is not None:
+            oprot.writeFieldBegin('projection', TType.DOUBLE, 3)
+            oprot.writeDouble(self.projection)
+            oprot.writeFieldEnd()
+        if self.scale is not None:
+            oprot.writeFieldBegin('scale', TType.DOUBLE, 4)
+            oprot.writeDouble(self.scale)
+            oprot.writeFieldEnd()
+        if self.threshold is not None:
+            oprot.writeFieldBegin('threshold', TType.DOUBLE, 5)
+            oprot.writeDouble(self.threshold)
+            oprot.writeFieldEnd()
+        if self.quantile is not None:
+            oprot.writeFieldBegin('quantile', TType.DOUBLE, 6)
+            oprot.writeDouble(self.quantile)
+            oprot.writeFieldEnd()
+        if self.quality is not None:
+            oprot.writeFieldBegin('quality', TType.DOUBLE, 7)
+            oprot.writeDouble(self.quality)
+            oprot.writeFieldEnd()
+        if self.rank is not None:
+            oprot.writeFieldBegin('rank', TType.I64, 8)
+            oprot.writeI64(self.rank)
+            oprot.writeFieldEnd()
+        if self.evict is not None:
+            oprot.writeFieldBegin('evict', TType.BOOL, 9)
+            oprot.writeBool(self.evict)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class PoolMember(object):
+    """
+    Attributes:
+     - artifact
+     - tasks
+     - merged
+     - opcm_lambda
+     - norm_sum
+     - bytes
+     - owned
+
+    """
+
+
+    def __init__(self, artifact=None, tasks=None, merged=None, opcm_lambda=None, norm_sum=None, bytes=None, owned=None,):
+        self.artifact = artifact
+        self.tasks = tasks
+        self.merged = merged
+        self.opcm_lambda = opcm_lambda
+        self.norm_sum = norm_sum
+        self.bytes = bytes
+        self.owned = owned
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.artifact = iprot.readBinary()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.LIST:
+                    self.tasks = []
+                    (_etype294, _size291) = iprot.readListBegin()
+                    for _i295 in range(_size291):
+                        _elem296 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.tasks.append(_elem296)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.I64:
+                    self.merged = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.DOUBLE:
+                    self.opcm_lambda = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.DOUBLE:
+                    self.norm_sum = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.I64:
+                    self.bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.BOOL:
+                    self.owned = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('PoolMember')
+        if self.artifact is not None:
+            oprot.writeFieldBegin('artifact', TType.STRING, 1)
+            oprot.writeBinary(self.artifact)
+            oprot.writeFieldEnd()
+        if self.tasks is not None:
+            oprot.writeFieldBegin('tasks', TType.LIST, 2)
+            oprot.writeListBegin(TType.STRING, len(self.tasks))
+            for iter297 in self.tasks:
+                oprot.writeString(iter297.encode('utf-8') if sys.version_info[0] == 2 else iter297)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.merged is not None:
+            oprot.writeFieldBegin('merged', TType.I64, 3)
+            oprot.writeI64(self.merged)
+            oprot.writeFieldEnd()
+        if self.opcm_lambda is not None:
+            oprot.writeFieldBegin('opcm_lambda', TType.DOUBLE, 4)
+            oprot.writeDouble(self.opcm_lambda)
+            oprot.writeFieldEnd()
+        if self.norm_sum is not None:
+            oprot.writeFieldBegin('norm_sum', TType.DOUBLE, 5)
+            oprot.writeDouble(self.norm_sum)
+            oprot.writeFieldEnd()
+        if self.bytes is not None:
+            oprot.writeFieldBegin('bytes', TType.I64, 6)
+            oprot.writeI64(self.bytes)
+            oprot.writeFieldEnd()
+        if self.owned is not None:
+            oprot.writeFieldBegin('owned', TType.BOOL, 7)
+            oprot.writeBool(self.owned)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class PoolTask(object):
+    """
+    Attributes:
+     - task
+     - member
+     - own
+     - probe_texts
+     - own_loss
+     - loss
+     - requests
+     - added_ms
+
+    """
+
+
+    def __init__(self, task=None, member=None, own=None, probe_texts=None, own_loss=None, loss=None, requests=None, added_ms=None,):
+        self.task = task
+        self.member = member
+        self.own = own
+        self.probe_texts = probe_texts
+        self.own_loss = own_loss
+        self.loss = loss
+        self.requests = requests
+        self.added_ms = added_ms
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.task = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.member = iprot.readBinary()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.STRING:
+                    self.own = iprot.readBinary()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.I64:
+                    self.probe_texts = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.DOUBLE:
+                    self.own_loss = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.DOUBLE:
+                    self.loss = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.I64:
+                    self.requests = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.I64:
+                    self.added_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('PoolTask')
+        if self.task is not None:
+            oprot.writeFieldBegin('task', TType.STRING, 1)
+            oprot.writeString(self.task.encode('utf-8') if sys.version_info[0] == 2 else self.task)
+            oprot.writeFieldEnd()
+        if self.member is not None:
+            oprot.writeFieldBegin('member', TType.STRING, 2)
+            oprot.writeBinary(self.member)
+            oprot.writeFieldEnd()
+        if self.own is not None:
+            oprot.writeFieldBegin('own', TType.STRING, 3)
+            oprot.writeBinary(self.own)
+            oprot.writeFieldEnd()
+        if self.probe_texts is not None:
+            oprot.writeFieldBegin('probe_texts', TType.I64, 4)
+            oprot.writeI64(self.probe_texts)
+            oprot.writeFieldEnd()
+        if self.own_loss is not None:
+            oprot.writeFieldBegin('own_loss', TType.DOUBLE, 5)
+            oprot.writeDouble(self.own_loss)
+            oprot.writeFieldEnd()
+        if self.loss is not None:
+            oprot.writeFieldBegin('loss', TType.DOUBLE, 6)
+            oprot.writeDouble(self.loss)
+            oprot.writeFieldEnd()
+        if self.requests is not None:
+            oprot.writeFieldBegin('requests', TType.I64, 7)
+            oprot.writeI64(self.requests)
+            oprot.writeFieldEnd()
+        if self.added_ms is not None:
+            oprot.writeFieldBegin('added_ms', TType.I64, 8)
+            oprot.writeI64(self.added_ms)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class Pool(object):
+    """
+    Attributes:
+     - name
+     - base
+     - config
+     - members
+     - tasks
+     - bytes
+     - leaving_bytes
+     - threshold
+
+    """
+
+
+    def __init__(self, name=None, base=None, config=None, members=None, tasks=None, bytes=None, leaving_bytes=None, threshold=None,):
+        self.name = name
+        self.base = base
+        self.config = config
+        self.members = members
+        self.tasks = tasks
+        self.bytes = bytes
+        self.leaving_bytes = leaving_bytes
+        self.threshold = threshold
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.name = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.STRING:
+                    self.base = iprot.readBinary()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.STRUCT:
+                    self.config = PoolConfig()
+                    self.config.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.LIST:
+                    self.members = []
+                    (_etype301, _size298) = iprot.readListBegin()
+                    for _i302 in range(_size298):
+                        _elem303 = PoolMember()
+                        _elem303.read(iprot)
+                        self.members.append(_elem303)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.LIST:
+                    self.tasks = []
+                    (_etype307, _size304) = iprot.readListBegin()
+                    for _i308 in range(_size304):
+                        _elem309 = PoolTask()
+                        _elem309.read(iprot)
+                        self.tasks.append(_elem309)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.I64:
+                    self.bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.I64:
+                    self.leaving_bytes = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.DOUBLE:
+                    self.threshold = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('Pool')
+        if self.name is not None:
+            oprot.writeFieldBegin('name', TType.STRING, 1)
+            oprot.writeString(self.name.encode('utf-8') if sys.version_info[0] == 2 else self.name)
+            oprot.writeFieldEnd()
+        if self.base is not None:
+            oprot.writeFieldBegin('base', TType.STRING, 2)
+            oprot.writeBinary(self.base)
+            oprot.writeFieldEnd()
+        if self.config is not None:
+            oprot.writeFieldBegin('config', TType.STRUCT, 3)
+            self.config.write(oprot)
+            oprot.writeFieldEnd()
+        if self.members is not None:
+            oprot.writeFieldBegin('members', TType.LIST, 4)
+            oprot.writeListBegin(TType.STRUCT, len(self.members))
+            for iter310 in self.members:
+                iter310.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.tasks is not None:
+            oprot.writeFieldBegin('tasks', TType.LIST, 5)
+            oprot.writeListBegin(TType.STRUCT, len(self.tasks))
+            for iter311 in self.tasks:
+                iter311.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.bytes is not None:
+            oprot.writeFieldBegin('bytes', TType.I64, 6)
+            oprot.writeI64(self.bytes)
+            oprot.writeFieldEnd()
+        if self.leaving_bytes is not None:
+            oprot.writeFieldBegin('leaving_bytes', TType.I64, 7)
+            oprot.writeI64(self.leaving_bytes)
+            oprot.writeFieldEnd()
+        if self.threshold is not None:
+            oprot.writeFieldBegin('threshold', TType.DOUBLE, 8)
+            oprot.writeDouble(self.threshold)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+
+
+class PoolAdd(object):
+    """
+    Attributes:
+     - pool
+     - tasks
+     - id
+     - probe
+     - owned
+     - adopt
+     - merged
+     - opcm_lambda
+     - norm_sum
+
+    """
+
+
+    def __init__(self, pool=None, tasks=None, id=None, probe=None, owned=False, adopt=False, merged=1, opcm_lambda=float(1), norm_sum=float(0),):
+        self.pool = pool
+        self.tasks = tasks
+        self.id = id
+        self.probe = probe
+        self.owned = owned
+        self.adopt = adopt
+        self.merged = merged
+        self.opcm_lambda = opcm_lambda
+        self.norm_sum = norm_sum
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.pool = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.LIST:
+                    self.tasks = []
+                    (_etype315, _size312) = iprot.readListBegin()
+                    for _i316 in range(_size312):
+                        _elem317 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.tasks.append(_elem317)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.STRING:
+                    self.id = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 4:
+                if ftype == TType.LIST:
+                    self.probe = []
+                    (_etype321, _size318) = iprot.readListBegin()
+                    for _i322 in range(_size318):
+                        _elem323 = ProbeText()
+                        _elem323.read(iprot)
+                        self.probe.append(_elem323)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 5:
+                if ftype == TType.BOOL:
+                    self.owned = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 6:
+                if ftype == TType.BOOL:
+                    self.adopt = iprot.readBool()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.I64:
+                    self.merged = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 8:
+                if ftype == TType.DOUBLE:
+                    self.opcm_lambda = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 9:
+                if ftype == TType.DOUBLE:
+                    self.norm_sum = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('PoolAdd')
+        if self.pool is not None:
+            oprot.writeFieldBegin('pool', TType.STRING, 1)
+            oprot.writeString(self.pool.encode('utf-8') if sys.version_info[0] == 2 else self.pool)
+            oprot.writeFieldEnd()
+        if self.tasks is not None:
+            oprot.writeFieldBegin('tasks', TType.LIST, 2)
+            oprot.writeListBegin(TType.STRING, len(self.tasks))
+            for iter324 in self.tasks:
+                oprot.writeString(iter324.encode('utf-8') if sys.version_info[0] == 2 else iter324)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.id is not None:
+            oprot.writeFieldBegin('id', TType.STRING, 3)
+            oprot.writeString(self.id.encode('utf-8') if sys.version_info[0] == 2 else self.id)
+            oprot.writeFieldEnd()
+        if self.probe is not None:
+            oprot.writeFieldBegin('probe', TType.LIST, 4)
+            oprot.writeListBegin(TType.STRUCT, len(self.probe))
+            for iter325 in self.probe:
+                iter325.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.owned is not None:
+            oprot.writeFieldBegin('owned', TType.BOOL, 5)
+            oprot.writeBool(self.owned)
+            oprot.writeFieldEnd()
+        if self.adopt is not None:
+            oprot.writeFieldBegin('adopt', TType.BOOL, 6)
+            oprot.writeBool(self.adopt)
+            oprot.writeFieldEnd()
+        if self.merged is not None:
+            oprot.writeFieldBegin('merged', TType.I64, 7)
+            oprot.writeI64(self.merged)
+            oprot.writeFieldEnd()
+        if self.opcm_lambda is not None:
+            oprot.writeFieldBegin('opcm_lambda', TType.DOUBLE, 8)
+            oprot.writeDouble(self.opcm_lambda)
+            oprot.writeFieldEnd()
+        if self.norm_sum is not None:
+            oprot.writeFieldBegin('norm_sum', TType.DOUBLE, 9)
+            oprot.writeDouble(self.norm_sum)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
 all_structs.append(Error)
 Error.thrift_spec = (
     None,  # 0
@@ -5201,6 +5926,67 @@ PublishOptions.thrift_spec = (
     (4, TType.I64, 'max_bytes', None, 0, ),  # 4
     (5, TType.DOUBLE, 'max_share', None, float(0), ),  # 5
     (6, TType.DOUBLE, 'max_error', None, float(-1), ),  # 6
+)
+all_structs.append(PoolConfig)
+PoolConfig.thrift_spec = (
+    None,  # 0
+    (1, TType.I64, 'budget_bytes', None, None, ),  # 1
+    (2, TType.STRING, 'method', 'UTF8', "opcm", ),  # 2
+    (3, TType.DOUBLE, 'projection', None, 0.5000000000000000, ),  # 3
+    (4, TType.DOUBLE, 'scale', None, 0.5000000000000000, ),  # 4
+    (5, TType.DOUBLE, 'threshold', None, None, ),  # 5
+    (6, TType.DOUBLE, 'quantile', None, 0.5000000000000000, ),  # 6
+    (7, TType.DOUBLE, 'quality', None, 0.9500000000000000, ),  # 7
+    (8, TType.I64, 'rank', None, 0, ),  # 8
+    (9, TType.BOOL, 'evict', None, True, ),  # 9
+)
+all_structs.append(PoolMember)
+PoolMember.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'artifact', 'BINARY', None, ),  # 1
+    (2, TType.LIST, 'tasks', (TType.STRING, 'UTF8', False), None, ),  # 2
+    (3, TType.I64, 'merged', None, None, ),  # 3
+    (4, TType.DOUBLE, 'opcm_lambda', None, None, ),  # 4
+    (5, TType.DOUBLE, 'norm_sum', None, None, ),  # 5
+    (6, TType.I64, 'bytes', None, None, ),  # 6
+    (7, TType.BOOL, 'owned', None, None, ),  # 7
+)
+all_structs.append(PoolTask)
+PoolTask.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'task', 'UTF8', None, ),  # 1
+    (2, TType.STRING, 'member', 'BINARY', None, ),  # 2
+    (3, TType.STRING, 'own', 'BINARY', None, ),  # 3
+    (4, TType.I64, 'probe_texts', None, None, ),  # 4
+    (5, TType.DOUBLE, 'own_loss', None, None, ),  # 5
+    (6, TType.DOUBLE, 'loss', None, None, ),  # 6
+    (7, TType.I64, 'requests', None, None, ),  # 7
+    (8, TType.I64, 'added_ms', None, None, ),  # 8
+)
+all_structs.append(Pool)
+Pool.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'name', 'UTF8', None, ),  # 1
+    (2, TType.STRING, 'base', 'BINARY', None, ),  # 2
+    (3, TType.STRUCT, 'config', [PoolConfig, None], None, ),  # 3
+    (4, TType.LIST, 'members', (TType.STRUCT, [PoolMember, None], False), None, ),  # 4
+    (5, TType.LIST, 'tasks', (TType.STRUCT, [PoolTask, None], False), None, ),  # 5
+    (6, TType.I64, 'bytes', None, None, ),  # 6
+    (7, TType.I64, 'leaving_bytes', None, None, ),  # 7
+    (8, TType.DOUBLE, 'threshold', None, None, ),  # 8
+)
+all_structs.append(PoolAdd)
+PoolAdd.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'pool', 'UTF8', None, ),  # 1
+    (2, TType.LIST, 'tasks', (TType.STRING, 'UTF8', False), None, ),  # 2
+    (3, TType.STRING, 'id', 'UTF8', None, ),  # 3
+    (4, TType.LIST, 'probe', (TType.STRUCT, [ProbeText, None], False), None, ),  # 4
+    (5, TType.BOOL, 'owned', None, False, ),  # 5
+    (6, TType.BOOL, 'adopt', None, False, ),  # 6
+    (7, TType.I64, 'merged', None, 1, ),  # 7
+    (8, TType.DOUBLE, 'opcm_lambda', None, float(1), ),  # 8
+    (9, TType.DOUBLE, 'norm_sum', None, float(0), ),  # 9
 )
 fix_spec(all_structs)
 del all_structs
