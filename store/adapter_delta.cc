@@ -68,7 +68,7 @@ std::string ConfigOf(const AdapterDelta& delta, const std::string& base_name) {
   const int64_t rank = RankOf(delta);
   nlohmann::json modules = nlohmann::json::array();
   nlohmann::json patterns = nlohmann::json::object();
-  for (const LayerDelta& layer : delta.layers) {
+  for (const AdapterLayer& layer : delta.layers) {
     const std::string module = layer.weight.substr(0, layer.weight.size() - kWeightSuffix.size());
     modules.push_back(module);
     if (layer.rank != rank) patterns[module] = layer.rank;
@@ -112,7 +112,7 @@ Result<LoadedAdapter> LoadAdapterDelta(const CheckpointStore& store, const Manif
   for (const LoraModule& module : parsed.modules) {
     const TensorEntry& a = *adapter.Find(module.a);
     const TensorEntry& b = *adapter.Find(module.b);
-    LayerDelta layer{.weight = module.weight,
+    AdapterLayer layer{.weight = module.weight,
                      .d_out = b.shape[0],
                      .d_in = a.shape[1],
                      .rank = module.rank,
@@ -125,7 +125,7 @@ Result<LoadedAdapter> LoadAdapterDelta(const CheckpointStore& store, const Manif
     loaded.delta.layers.push_back(std::move(layer));
   }
   std::sort(loaded.delta.layers.begin(), loaded.delta.layers.end(),
-            [](const LayerDelta& x, const LayerDelta& y) { return x.weight < y.weight; });
+            [](const AdapterLayer& x, const AdapterLayer& y) { return x.weight < y.weight; });
   return loaded;
 }
 
@@ -136,7 +136,7 @@ Result<BuiltAdapter> BuildAdapter(const AdapterDelta& delta, DType dtype, const 
   adapter.manifest.kind = ArtifactKind::kAdapter;
   adapter.manifest.base = base;
   adapter.manifest.attributes = attributes;
-  for (const LayerDelta& layer : delta.layers) {
+  for (const AdapterLayer& layer : delta.layers) {
     const std::string prefix =
         "base_model.model." + layer.weight.substr(0, layer.weight.size() - kWeightSuffix.size());
     STOCKPOT_RETURN_IF_ERROR(
@@ -162,7 +162,7 @@ Status PutAdapter(CheckpointStore& store, const BuiltAdapter& adapter) {
 
 int64_t RankOf(const AdapterDelta& delta) {
   int64_t rank = 1;
-  for (const LayerDelta& layer : delta.layers) rank = std::max(rank, layer.rank);
+  for (const AdapterLayer& layer : delta.layers) rank = std::max(rank, layer.rank);
   return rank;
 }
 

@@ -29,7 +29,7 @@ struct ThinSvd {
   MatrixXd v;  // [d_in, k]
 };
 
-Status CheckLayer(const LayerDelta& layer) {
+Status CheckLayer(const AdapterLayer& layer) {
   const auto product = [](int64_t x, int64_t y) {
     return static_cast<size_t>(x) * static_cast<size_t>(y);
   };
@@ -55,13 +55,13 @@ Status CheckDelta(const AdapterDelta& delta) {
   return OkStatus();
 }
 
-Factors FactorsOf(const LayerDelta& layer) {
+Factors FactorsOf(const AdapterLayer& layer) {
   return {Eigen::Map<const RowMajor>(layer.b.data(), layer.d_out, layer.rank),
           Eigen::Map<const RowMajor>(layer.a.data(), layer.rank, layer.d_in)};
 }
 
-LayerDelta LayerOf(const LayerDelta& like, const MatrixXd& b, const MatrixXd& a) {
-  LayerDelta out{.weight = like.weight,
+AdapterLayer LayerOf(const AdapterLayer& like, const MatrixXd& b, const MatrixXd& a) {
+  AdapterLayer out{.weight = like.weight,
                  .d_out = like.d_out,
                  .d_in = like.d_in,
                  .rank = b.cols(),
@@ -112,12 +112,12 @@ double Dot(const Factors& x, const Factors& y) {
   return (x.b.transpose() * y.b).cwiseProduct(x.a * y.a.transpose()).sum();
 }
 
-Status SameSizes(const LayerDelta& x, const LayerDelta& y) {
+Status SameSizes(const AdapterLayer& x, const AdapterLayer& y) {
   if (x.d_out == y.d_out && x.d_in == y.d_in) return OkStatus();
   return InvalidArgument("layer '" + x.weight + "' has other sizes in the other adapter");
 }
 
-using LayerPair = std::pair<const LayerDelta*, const LayerDelta*>;
+using LayerPair = std::pair<const AdapterLayer*, const AdapterLayer*>;
 
 // Every layer that either has; null where one has not. Checks both.
 Result<std::map<std::string_view, LayerPair>> PairLayers(const AdapterDelta& x,
@@ -125,8 +125,8 @@ Result<std::map<std::string_view, LayerPair>> PairLayers(const AdapterDelta& x,
   STOCKPOT_RETURN_IF_ERROR(CheckDelta(x));
   STOCKPOT_RETURN_IF_ERROR(CheckDelta(y));
   std::map<std::string_view, LayerPair> pairs;
-  for (const LayerDelta& layer : x.layers) pairs[layer.weight].first = &layer;
-  for (const LayerDelta& layer : y.layers) pairs[layer.weight].second = &layer;
+  for (const AdapterLayer& layer : x.layers) pairs[layer.weight].first = &layer;
+  for (const AdapterLayer& layer : y.layers) pairs[layer.weight].second = &layer;
   for (const auto& [weight, pair] : pairs) {
     if (pair.first == nullptr || pair.second == nullptr) continue;
     STOCKPOT_RETURN_IF_ERROR(SameSizes(*pair.first, *pair.second));
@@ -141,7 +141,7 @@ class Cutter {
 
   // sqrt(S) on both sides, so that both factors have the same size. At least one direction, since
   // an adapter has no layer of rank 0.
-  void Add(const LayerDelta& like, const ThinSvd& svd) {
+  void Add(const AdapterLayer& like, const ThinSvd& svd) {
     const Eigen::Index significant = std::max<Eigen::Index>(NumericalRank(svd), 1);
     const Eigen::Index rank = rank_ > 0 ? std::min<Eigen::Index>(rank_, significant) : significant;
     if (svd.s.size() == 0) {
@@ -199,7 +199,7 @@ Factors ProjectedSum(const Factors& member, const Factors& added, double lambda,
 }
 
 // The layer's factors, or a zero delta of the partner's size.
-Factors FactorsOrZero(const LayerDelta* layer, const LayerDelta& partner) {
+Factors FactorsOrZero(const AdapterLayer* layer, const AdapterLayer& partner) {
   if (layer != nullptr) return FactorsOf(*layer);
   return {MatrixXd(partner.d_out, 0), MatrixXd(0, partner.d_in)};
 }
@@ -211,10 +211,10 @@ Result<AdapterMerge> MergeByOpcm(const AdapterDelta& member, const AdapterMergeS
   AdapterMergeState next = state;
   ++next.count;
   next.norm_sum += norm;
-  std::vector<std::pair<const LayerDelta*, ThinSvd>> sums;
+  std::vector<std::pair<const AdapterLayer*, ThinSvd>> sums;
   double square = 0;
   for (const auto& [weight, pair] : pairs) {
-    const LayerDelta& like = pair.first != nullptr ? *pair.first : *pair.second;
+    const AdapterLayer& like = pair.first != nullptr ? *pair.first : *pair.second;
     const Factors sum =
         ProjectedSum(FactorsOrZero(pair.first, like), FactorsOrZero(pair.second, like),
                      state.lambda, options.projection);
@@ -236,7 +236,7 @@ Result<AdapterMerge> MergeByOpcm(const AdapterDelta& member, const AdapterMergeS
 
 bool FitsRank(const AdapterDelta& delta, int64_t rank) {
   return rank == 0 || std::all_of(delta.layers.begin(), delta.layers.end(),
-                                  [&](const LayerDelta& layer) { return layer.rank <= rank; });
+                                  [&](const AdapterLayer& layer) { return layer.rank <= rank; });
 }
 
 }  // namespace
@@ -287,11 +287,11 @@ Result<AdapterMerge> WeightedSum(const std::vector<const AdapterDelta*>& deltas,
     return InvalidArgument("a sum of adapters takes one weight each, and a rank of at least 0");
   }
   std::map<std::string_view, std::vector<size_t>> users;  // by layer
-  std::map<std::string_view, const LayerDelta*> likes;
+  std::map<std::string_view, const AdapterLayer*> likes;
   for (size_t i = 0; i < deltas.size(); ++i) {
     STOCKPOT_RETURN_IF_ERROR(CheckDelta(*deltas[i]));
     if (!std::isfinite(weights[i])) return InvalidArgument("a weight is not finite");
-    for (const LayerDelta& layer : deltas[i]->layers) {
+    for (const AdapterLayer& layer : deltas[i]->layers) {
       const auto [like, is_new] = likes.emplace(layer.weight, &layer);
       if (!is_new) STOCKPOT_RETURN_IF_ERROR(SameSizes(*like->second, layer));
       users[layer.weight].push_back(i);
@@ -304,13 +304,13 @@ Result<AdapterMerge> WeightedSum(const std::vector<const AdapterDelta*>& deltas,
   }
   Cutter cutter(rank);
   for (const auto& [weight, indices] : users) {
-    const LayerDelta& like = *likes.at(weight);
+    const AdapterLayer& like = *likes.at(weight);
     Factors sum{MatrixXd(like.d_out, 0), MatrixXd(0, like.d_in)};
     for (const size_t i : indices) {
       const auto& layers = deltas[i]->layers;
       const auto layer = std::find_if(
           layers.begin(), layers.end(),
-          [&name = weight](const LayerDelta& l) { return l.weight == name; });  // clang 14
+          [&name = weight](const AdapterLayer& l) { return l.weight == name; });  // clang 14
       const Factors one = FactorsOf(*layer);
       Factors both{MatrixXd(like.d_out, sum.b.cols() + one.b.cols()),
                    MatrixXd(sum.b.cols() + one.b.cols(), like.d_in)};

@@ -26,11 +26,12 @@
 #include <vector>
 
 #include "kernels/base/status.h"
+#include "store/adapter_merge_state.h"
 
 namespace stockpot {
 
 // The task vector of one linear layer, with the adapter's scale in B.
-struct LayerDelta {
+struct AdapterLayer {
   std::string weight;  // the base's: "model.layers.0.self_attn.q_proj.weight"
   int64_t d_out = 0;
   int64_t d_in = 0;
@@ -40,19 +41,7 @@ struct LayerDelta {
 };
 
 struct AdapterDelta {
-  std::vector<LayerDelta> layers;  // sorted by weight, each once
-};
-
-enum class PoolMethod : uint8_t { kOpcm, kMean, kTaskArithmetic };
-std::string_view PoolMethodName(PoolMethod method);  // "opcm", "mean", "task-arithmetic"
-Result<PoolMethod> PoolMethodFromName(std::string_view name);
-
-// What a merged adapter must remember of those that went into it.
-struct AdapterMergeState {
-  int64_t count = 1;
-  double lambda = 1;    // opcm's
-  double norm_sum = 0;  // of ||tau_i||, over all layers together
-  bool operator==(const AdapterMergeState&) const = default;
+  std::vector<AdapterLayer> layers;  // sorted by weight, each once
 };
 
 struct AdapterMergeOptions {

@@ -200,7 +200,11 @@ Result<PoolAddRequest> ParsePoolAdd(const Job& job) {
     const auto texts = nlohmann::json::parse(it->second, nullptr, false);
     if (!texts.is_array()) return InvalidArgument("job " + job.key + ": no probe texts");
     for (const auto& text : texts) {
-      request.texts.push_back({text.value("name", ""), text.value("text", "")});
+      const auto read = [&](const char* key) {
+        const auto found = text.is_object() ? text.find(key) : text.end();
+        return found != text.end() && found->is_string() ? found->get<std::string>() : "";
+      };
+      request.texts.push_back({read("name"), read("text")});
     }
   }
   if (!job.args.contains("count")) return request;

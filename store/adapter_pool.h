@@ -22,8 +22,9 @@
 //   6. apart in place of the member that was asked for least (PoolConfig::evict)
 //   7. ResourceExhausted, with the numbers
 // Quality: exp(own loss - loss) on the task's probe texts, measured as the endpoint computes. Where
-// a task has no texts, or no model is served here, similarity alone decides (2 but not 4), and of 5
-// the share of energy that stays; the event says so.
+// a task has no texts, or the process has no endpoint, similarity alone decides (2 but not 4), and of
+// 5 the share of energy that stays; the event says so. Texts for a base that is not the one that is
+// served fail the job.
 #pragma once
 
 #include <cstdint>

@@ -281,8 +281,8 @@ PoolWork::Tried PoolWork::Evict(Incoming& incoming, Fields& fields) const {
                 [&](const PoolLeaving& gone) { return gone.artifact == victim->artifact; });
   STOCKPOT_ASSIGN_OR_RETURN(const bool fits, FitsApart(later));
   if (!fits || bytes > change.pool.config.budget_bytes) {
-    Note(incoming.path, "in place of " + victim->artifact.ShortHex() + ": " +
-                            std::to_string(bytes) + " bytes while both are there");
+    Note(incoming.path, "in place of " + victim->artifact.ShortHex() + ": no room for it " +
+                            (fits ? "beside the old one" : "and the largest member once more"));
     return std::optional<Change>();
   }
   fields["was"] = victim->artifact.Hex();

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/base/status.h"
-#include "store/adapter_merge.h"
+#include "store/adapter_merge_state.h"
 #include "store/digest.h"
 #include "store/records.h"
 

@@ -143,6 +143,7 @@ class ControlHandler : public rpc::ControlServiceIf {
     Answer([&]() -> Status {
       STOCKPOT_RETURN_IF_ERROR(CheckLength(name, "the route's name"));
       const std::optional<Route> route = store_.GetRoute(name);
+      STOCKPOT_RETURN_IF_ERROR(NotOfAPool(name));
       if (!route) return NotFound("there is no route '" + name + "': `stockpot routes` lists them");
       Commit commit;
       commit.routes.push_back(
@@ -262,6 +263,15 @@ class ControlHandler : public rpc::ControlServiceIf {
     return names;
   }
 
+  // Names of a pool's tasks move with the pool.
+  Status NotOfAPool(const std::string& name) const {
+    const auto of_pool = SplitPoolRoute(name);
+    if (!of_pool || !store_.GetPool(of_pool->first).ok()) return OkStatus();
+    return InvalidArgument("'" + name + "' belongs to pool '" + of_pool->first +
+                           "': `stockpot pool remove " + of_pool->first + " " + of_pool->second +
+                           "` takes it out");
+  }
+
   // What is to be published, if it can be, under a name that can be given.
   Result<Digest> CheckPublish(const std::string& id, const std::string& name) const {
     STOCKPOT_RETURN_IF_ERROR(CheckLength(id, "the id"));
@@ -269,6 +279,7 @@ class ControlHandler : public rpc::ControlServiceIf {
       return InvalidArgument("'" + name.substr(0, 64) +
                              "' cannot be a route: 1..256 bytes, no control characters");
     }
+    STOCKPOT_RETURN_IF_ERROR(NotOfAPool(name));
     // RUN@... belongs to the runs: a name that says "step 7" must never answer as another step.
     if (name.find('@') != std::string::npos) {
       return InvalidArgument("'" + name + "' cannot be given: names with '@' follow the runs' " +

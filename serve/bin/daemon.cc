@@ -107,6 +107,7 @@ struct Daemon::Parts {
   void WarnAboutOpenDoors() const;
   Status WriteAddresses() const;
   void Describe(rpc::DaemonStatus& status) const;
+  int64_t Requests(const std::string& route) const;
 };
 
 // STOCKPOT_FAILPOINTS: where a test kills the daemon or makes its store fail (store/failpoints.h).
@@ -168,6 +169,11 @@ void Daemon::Parts::StartJobs() {
   jobs.score = [this](const ScoreRequest& request, const ProgressFunction& progress) {
     return host->Score(request, progress);
   };
+  jobs.requests = [this](const std::string& route) { return Requests(route); };
+  jobs.followed = [this](int64_t event) {
+    const Router* router = host->router();
+    return router == nullptr || router->followed_sequence() >= event;
+  };
   jobs.threads = options.threads;
   jobs.clock = SystemClock();
   jobs.history_bytes_per_second = options.history_mib_per_second << 20;
@@ -177,6 +183,7 @@ void Daemon::Parts::StartJobs() {
 Status Daemon::Parts::StartRpc() {
   DaemonControl control;
   control.version = kStockpotVersion;
+  control.requests = [this](const std::string& route) { return Requests(route); };
   control.describe = [this](rpc::DaemonStatus& status) { Describe(status); };
   RpcServerOptions rpc_options;
   rpc_options.addresses = {options.thrift};
@@ -237,6 +244,12 @@ void Daemon::Parts::Describe(rpc::DaemonStatus& status) const {
     served.resident_bytes = model.resident_bytes;
     status.served.push_back(std::move(served));
   }
+}
+
+// Of the last day, since the process began.
+int64_t Daemon::Parts::Requests(const std::string& route) const {
+  const Router* router = host->router();
+  return router == nullptr ? 0 : router->Requests(route);
 }
 
 Daemon::Daemon(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}

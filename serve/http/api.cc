@@ -146,6 +146,7 @@ ApiResult<Api::Target> Api::FindTarget(const std::string& name) const {
     const bool unknown = resolved.status().code() == StatusCode::kNotFound;
     return ApiError(resolved.status(), "model", unknown ? "model_not_found" : "");
   }
+  if (!name.empty()) target.model->router.CountRequest(name);
   target.resolved = *resolved;
   auto text = target.model->text.Get(resolved->digest);
   if (!text.ok()) {

@@ -11,6 +11,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "serve/variants/request_window.h"
+
 namespace stockpot {
 namespace {
 
@@ -36,6 +38,7 @@ struct Router::State : std::enable_shared_from_this<State> {
   const CheckpointStore* store = nullptr;
   VariantCache* cache = nullptr;
   Clock clock = SystemClock();
+  mutable RequestWindow requests;  // synchronises itself
   std::thread follower;
 
   // --- guarded by mutex ---
@@ -268,6 +271,14 @@ Result<Resolved> Router::Resolve(std::string_view name) const {
                     s.base_name + "', which is served here");
   }
   return *resolved;
+}
+
+void Router::CountRequest(std::string_view name) const {
+  state_->requests.Count(name, state_->clock());
+}
+
+int64_t Router::Requests(std::string_view name) const {
+  return state_->requests.Requests(name, state_->clock());
 }
 
 std::vector<ServedModel> Router::Models() const {

@@ -51,6 +51,9 @@ class Router {
   // NotFound names the model and lists a few that exist.
   Result<Resolved> Resolve(std::string_view name) const;
   std::vector<ServedModel> Models() const;  // the base first, then by name
+  // That somebody asked for a name that resolves; how often in the last day.
+  void CountRequest(std::string_view name) const;
+  int64_t Requests(std::string_view name) const;
   // The event sequence up to which the routes here are those of the store (for tests and
   // readiness): moves whose variant is still loading hold it back.
   int64_t followed_sequence() const;

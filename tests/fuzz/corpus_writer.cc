@@ -7,6 +7,7 @@
 #include "store/crc32c.h"
 #include "store/manifest.h"
 #include "store/pack_format.h"
+#include "store/pool_records.h"
 #include "store/record_codec.h"
 #include "tests/fuzz/corpus.h"
 #include "tests/fuzz/target.h"
@@ -122,8 +123,21 @@ void AddRecords(const Corpus& corpus) {
   add(6, "retention", EncodeRetention({.keep_last = 2, .best = {{"loss", true, 3}}, .every = 4}));
   add(7, "pin", EncodePin({.artifact = digest, .time_ms = 5, .by = "me", .why = "good"}));
   add(8, "tombstone", EncodeTombstone({.artifact = digest, .deleted_ms = 1, .purge_ms = 2}));
-  add(9, "name", "demo-run_1.x");
-  add(9, "name_utf8", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+  const PoolConfig config{.base = digest, .budget_bytes = 1 << 20, .threshold = 0.5};
+  add(9, "pool",
+      EncodePool({.name = "phone",
+                  .config = config,
+                  .members = {{.artifact = digest, .owned = true, .state = {2, 1.5, 3.25}}},
+                  .tasks = {{.name = "mail",
+                             .member = digest,
+                             .own = digest,
+                             .texts = {{"t", "held out"}},
+                             .own_loss = 2.5,
+                             .loss = 2.75}},
+                  .leaving = {{Sha256("left"), 100}},
+                  .similarities = {0.25}}));
+  add(10, "name", "demo-run_1.x");
+  add(10, "name_utf8", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
 }
 
 // --- safetensors ---

@@ -32,6 +32,7 @@ void AddUploadCommands(Registry& registry);  // import-base, push
 void AddChangeCommands(Registry& registry);  // merge, publish, compress, alias, eval
 void AddRetentionCommands(Registry& registry);  // retention, pin, unpin, delete, undelete, gc
 void AddProbeCommands(Registry& registry);      // probe set, show, score
+void AddPoolCommands(Registry& registry);       // pool create, add, list, show, remove, ...
 void AddGateCommand(Registry& registry);        // gate
 void AddBackupCommands(Registry& registry);     // scrub, backup; restore is main.cc's
 void AddExportCommand(Registry& registry);   // export

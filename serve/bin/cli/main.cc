@@ -82,6 +82,7 @@ int Main(int argc, char** argv) {
   AddChangeCommands(registry);
   AddRetentionCommands(registry);
   AddProbeCommands(registry);
+  AddPoolCommands(registry);
   AddGateCommand(registry);
   AddBackupCommands(registry);
   AddExportCommand(registry);

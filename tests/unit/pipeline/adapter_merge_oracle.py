@@ -40,7 +40,7 @@ def cosine(x, y):
 
 
 def project(member, added, share):
-    """Tau' of the paper: everything of `added` but the leading block and the diagonal."""
+    """The paper's tau': everything of `added` but the leading block and the diagonal."""
     u, s, vh = np.linalg.svd(member, full_matrices=True)
     rank = int(np.sum(s > s[0] * max(member.shape) * np.finfo(float).eps)) if s[0] > 0 else 0
     if rank == 0:

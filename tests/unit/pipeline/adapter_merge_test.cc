@@ -50,7 +50,7 @@ Dense Transposed(const Dense& x) {
   return out;
 }
 
-Dense DenseOf(const LayerDelta& layer) {
+Dense DenseOf(const AdapterLayer& layer) {
   Dense b(layer.d_out, layer.rank), a(layer.rank, layer.d_in);
   b.v = layer.b;
   a.v = layer.a;
@@ -161,7 +161,7 @@ AdapterDelta RandomAdapter(std::mt19937_64& random, const std::vector<LayerShape
   std::normal_distribution<double> normal(0, sigma);
   AdapterDelta out;
   for (const LayerShape& shape : shapes) {
-    LayerDelta layer{shape.weight, shape.d_out, shape.d_in, shape.rank, {}, {}};
+    AdapterLayer layer{shape.weight, shape.d_out, shape.d_in, shape.rank, {}, {}};
     layer.b.resize(static_cast<size_t>(shape.d_out * shape.rank));
     layer.a.resize(static_cast<size_t>(shape.rank * shape.d_in));
     for (double& x : layer.b) x = normal(random);
@@ -173,7 +173,7 @@ AdapterDelta RandomAdapter(std::mt19937_64& random, const std::vector<LayerShape
 
 nlohmann::json ToJson(const AdapterDelta& delta) {
   nlohmann::json out = nlohmann::json::array();
-  for (const LayerDelta& layer : delta.layers) {
+  for (const AdapterLayer& layer : delta.layers) {
     out.push_back({{"weight", layer.weight},
                    {"d_out", layer.d_out},
                    {"d_in", layer.d_in},
@@ -224,7 +224,7 @@ std::vector<Case> Cases() {
 
 std::map<std::string, Dense> DenseMap(const AdapterDelta& delta) {
   std::map<std::string, Dense> out;
-  for (const LayerDelta& layer : delta.layers) out.emplace(layer.weight, DenseOf(layer));
+  for (const AdapterLayer& layer : delta.layers) out.emplace(layer.weight, DenseOf(layer));
   return out;
 }
 
@@ -277,7 +277,7 @@ TEST(AdapterMerge, IsTheDenseFormInDoublePrecision) {
     const std::string what(PoolMethodName(c.options.method));
     ASSERT_EQ(merge->merged.layers.size(), wanted.size()) << what;
     double kept = 0, all = 0;
-    for (const LayerDelta& layer : merge->merged.layers) {
+    for (const AdapterLayer& layer : merge->merged.layers) {
       const Dense& full = wanted.at(layer.weight);
       if (c.options.rank > 0) {
         EXPECT_LE(layer.rank, c.options.rank);

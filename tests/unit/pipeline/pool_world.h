@@ -45,7 +45,7 @@ inline AdapterDelta PoolDelta(uint64_t direction, uint64_t seed, int64_t rank, d
     std::mt19937_64 common(direction * 977 + delta.layers.size());
     std::mt19937_64 own(seed * 7919 + delta.layers.size() + 1);
     std::normal_distribution<double> normal, normal_own;  // each keeps every second draw
-    LayerDelta made{layer.weight, layer.d_out, layer.d_in, rank, {}, {}};
+    AdapterLayer made{layer.weight, layer.d_out, layer.d_in, rank, {}, {}};
     for (int64_t i = 0; i < layer.d_out * rank; ++i) {
       made.b.push_back(0.1 * (normal(common) + noise * normal_own(own)));
     }
