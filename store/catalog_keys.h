@@ -26,6 +26,7 @@ inline constexpr std::string_view kOpenJobsKept = "meta/open_jobs";    // "1": k
 inline constexpr std::string_view kDrafts = "draft/";                  // + job's key
 inline constexpr std::string_view kRetention = "retention/";           // + run
 inline constexpr std::string_view kProbes = "probe/";                  // + run
+inline constexpr std::string_view kCalibrations = "calibration/";      // + run
 inline constexpr std::string_view kGates = "gate/";                    // + run
 inline constexpr std::string_view kPools = "pool/";                    // + name
 inline constexpr std::string_view kHistory = "history/";               // + digest -> when

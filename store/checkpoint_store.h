@@ -109,6 +109,9 @@ struct Commit {
   std::vector<ResumeChange> resumes;  // AlreadyExists: the key of the run has a decision
   std::vector<RetentionChange> retention;
   std::vector<ProbeSet> probes;  // in place of the run's; without texts: it has none any more
+  // Likewise. InvalidArgument: a text that a probe of the run has, for the most part, and the other
+  // way round (store/text_overlap.h).
+  std::vector<ProbeSet> calibrations;
   std::vector<GateChange> gates;
   std::vector<PoolChange> pools;  // AlreadyExists: another version is there by then
   std::vector<PinChange> pins;
@@ -292,6 +295,7 @@ class CheckpointStore {
   RetentionPolicy GetRetention(std::string_view run) const;  // the default where none is set
   // Null: the run has none. Corruption: it cannot be read.
   Result<std::optional<ProbeSet>> GetProbe(std::string_view run) const;
+  Result<std::optional<ProbeSet>> GetCalibration(std::string_view run) const;
   // The default where none is set. Corruption: it cannot be read.
   Result<GateConfig> GetGate(std::string_view run) const;
   // NotFound; Corruption: it cannot be read.

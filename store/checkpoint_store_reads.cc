@@ -344,12 +344,23 @@ RetentionPolicy CheckpointStore::GetRetention(std::string_view run) const {
   return policy.value_or(RetentionPolicy{});
 }
 
-Result<std::optional<ProbeSet>> CheckpointStore::GetProbe(std::string_view run) const {
-  STOCKPOT_ASSIGN_OR_RETURN(
-      const auto raw, impl_->catalog->Get(Column::kRecords, keys::Named(keys::kProbes, run)));
+namespace {
+
+Result<std::optional<ProbeSet>> ReadTexts(const Catalog& catalog, const std::string& key) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto raw, catalog.Get(Column::kRecords, key));
   if (!raw) return std::optional<ProbeSet>();
-  STOCKPOT_ASSIGN_OR_RETURN(ProbeSet probe, DecodeProbe(*raw));
-  return std::optional(std::move(probe));
+  STOCKPOT_ASSIGN_OR_RETURN(ProbeSet texts, DecodeProbe(*raw));
+  return std::optional(std::move(texts));
+}
+
+}  // namespace
+
+Result<std::optional<ProbeSet>> CheckpointStore::GetProbe(std::string_view run) const {
+  return ReadTexts(*impl_->catalog, keys::Named(keys::kProbes, run));
+}
+
+Result<std::optional<ProbeSet>> CheckpointStore::GetCalibration(std::string_view run) const {
+  return ReadTexts(*impl_->catalog, keys::Named(keys::kCalibrations, run));
 }
 
 std::optional<Manifest> CheckpointStore::GetDraft(std::string_view job) const {

@@ -143,24 +143,26 @@ Status CheckText(const std::string& text, const char* what) {
   return InvalidArgument(std::string(what) + " is over 256 bytes or not printable");
 }
 
-Status CheckProbe(const ProbeSet& probe) {
+// `what`: "probe" or "calibration".
+Status CheckTexts(const ProbeSet& probe, const std::string& what) {
   if (static_cast<int64_t>(probe.texts.size()) > kMaxProbeTexts) {
-    return InvalidArgument("a run has at most " + std::to_string(kMaxProbeTexts) + " probe texts");
+    return InvalidArgument("a run has at most " + std::to_string(kMaxProbeTexts) + " " + what +
+                           " texts");
   }
-  STOCKPOT_RETURN_IF_ERROR(CheckText(probe.by, "probe: 'by'"));
+  STOCKPOT_RETURN_IF_ERROR(CheckText(probe.by, "texts: 'by'"));
   int64_t bytes = 0;
   for (const ProbeSet::Text& text : probe.texts) {
     if (!IsPrintableName(text.name, kMaxLabelBytes)) {
-      return InvalidArgument("the name of a probe text has 1..256 printable bytes");
+      return InvalidArgument("the name of a " + what + " text has 1..256 printable bytes");
     }
     if (text.text.empty() || !IsUtf8(text.text)) {
-      return InvalidArgument("the probe text '" + text.name + "' is empty or not UTF-8");
+      return InvalidArgument("the " + what + " text '" + text.name + "' is empty or not UTF-8");
     }
     bytes += static_cast<int64_t>(text.text.size());
   }
   if (bytes <= kMaxProbeBytes) return OkStatus();
-  return InvalidArgument("the probe texts have " + std::to_string(bytes) + " bytes, at most " +
-                         std::to_string(kMaxProbeBytes) + " are kept");
+  return InvalidArgument("the " + what + " texts have " + std::to_string(bytes) +
+                         " bytes, at most " + std::to_string(kMaxProbeBytes) + " are kept");
 }
 
 Status CheckRetentionParts(const Commit& commit) {
@@ -219,7 +221,10 @@ Result<PreparedCommit> PrepareCommit(Commit commit, const LoadManifest& load) {
   }
   for (const Eval& eval : c.evals) STOCKPOT_RETURN_IF_ERROR(CheckEval(eval));
   STOCKPOT_RETURN_IF_ERROR(CheckRetentionParts(c));
-  for (const ProbeSet& probe : c.probes) STOCKPOT_RETURN_IF_ERROR(CheckProbe(probe));
+  for (const ProbeSet& texts : c.probes) STOCKPOT_RETURN_IF_ERROR(CheckTexts(texts, "probe"));
+  for (const ProbeSet& texts : c.calibrations) {
+    STOCKPOT_RETURN_IF_ERROR(CheckTexts(texts, "calibration"));
+  }
   for (const PoolChange& change : c.pools) {
     STOCKPOT_RETURN_IF_ERROR(
         CheckPool(change.pool).WithContext("pool '" + change.pool.name.substr(0, 128) + "'"));

@@ -1,10 +1,12 @@
 #include "store/commit_writer.h"
 
 #include <algorithm>
+#include <set>
 
 #include "store/catalog_keys.h"
 #include "store/pack_format.h"
 #include "store/record_codec.h"
+#include "store/text_overlap.h"
 
 namespace stockpot {
 namespace {
@@ -263,12 +265,14 @@ Status CommitWriter::CheckRetentionChanges(const Commit& commit) const {
   }
   std::vector<std::string_view> runs;
   for (const ProbeSet& probe : commit.probes) runs.push_back(probe.run);
+  for (const ProbeSet& texts : commit.calibrations) runs.push_back(texts.run);
   for (const GateChange& gate : commit.gates) runs.push_back(gate.run);
   for (const std::string_view name : runs) {
     STOCKPOT_ASSIGN_OR_RETURN(const auto run,
                               batch_.Get(Column::kRecords, keys::Named(keys::kRuns, name)));
     if (!run) return NotFound("run '" + std::string(name) + "'");
   }
+  STOCKPOT_RETURN_IF_ERROR(CheckTextsApart(commit));
   for (const PinChange& change : commit.pins) {
     const Status status =
         change.on ? RequireLive(change.pin.artifact, commit) : RequireArtifact(change.pin.artifact);
@@ -306,6 +310,29 @@ Status CommitWriter::CheckPools(const Commit& commit) const {
       return InvalidArgument("pool '" + pool.name + "': artifact " + member.artifact.ShortHex() +
                              " is no adapter");
     }
+  }
+  return OkStatus();
+}
+
+// A calibration on the texts that the gate measures on would flatter it.
+Status CommitWriter::CheckTextsApart(const Commit& commit) const {
+  const auto set_of = [&](std::span<const ProbeSet> changes, std::string_view prefix,
+                          const std::string& run) -> Result<ProbeSet> {
+    for (const ProbeSet& change : changes) {
+      if (change.run == run) return change;
+    }
+    STOCKPOT_ASSIGN_OR_RETURN(const auto raw,
+                              batch_.Get(Column::kRecords, keys::Named(prefix, run)));
+    return raw ? DecodeProbe(*raw) : ProbeSet{.run = run};
+  };
+  std::set<std::string> runs;
+  for (const ProbeSet& change : commit.probes) runs.insert(change.run);
+  for (const ProbeSet& change : commit.calibrations) runs.insert(change.run);
+  for (const std::string& run : runs) {
+    STOCKPOT_ASSIGN_OR_RETURN(const ProbeSet probe, set_of(commit.probes, keys::kProbes, run));
+    STOCKPOT_ASSIGN_OR_RETURN(const ProbeSet calibration,
+                              set_of(commit.calibrations, keys::kCalibrations, run));
+    STOCKPOT_RETURN_IF_ERROR(CheckApart(probe, calibration));
   }
   return OkStatus();
 }
@@ -465,16 +492,18 @@ void CommitWriter::WriteRecords(const Commit& commit) {
     batch_.Put(Column::kRecords, keys::Named(keys::kPools, change.pool.name),
                EncodePool(change.pool));
   }
-  for (const ProbeSet& probe : commit.probes) {
-    const std::string key = keys::Named(keys::kProbes, probe.run);
-    ProbeSet record = probe;
+  const auto write_texts = [this](std::string_view column, const ProbeSet& texts) {
+    const std::string key = keys::Named(column, texts.run);
+    ProbeSet record = texts;
     record.time_ms = now_ms_;
-    if (probe.texts.empty()) {
+    if (texts.texts.empty()) {
       batch_.Delete(Column::kRecords, key);
     } else {
       batch_.Put(Column::kRecords, key, EncodeProbe(record));
     }
-  }
+  };
+  for (const ProbeSet& texts : commit.probes) write_texts(keys::kProbes, texts);
+  for (const ProbeSet& texts : commit.calibrations) write_texts(keys::kCalibrations, texts);
   for (const ResumeChange& change : commit.resumes) {
     const std::string key = keys::Resume(change.decision.run, change.decision.key);
     if (change.forget) {

@@ -64,6 +64,7 @@ class CommitWriter {
   Status CheckResumes(const Commit& commit) const;
   Status CheckRetentionChanges(const Commit& commit) const;
   Status CheckPools(const Commit& commit) const;
+  Status CheckTextsApart(const Commit& commit) const;
   Status CheckRemovals(const Commit& commit);
   Status CheckDeletion(const Tombstone& tombstone) const;
   Status CheckPurge(const Digest& artifact) const;

@@ -109,6 +109,9 @@ Result<PublishArguments> ParsePublishArguments(const Job& job) {
     STOCKPOT_ASSIGN_OR_RETURN(value, NumberArgument(job, name));
     return OkStatus();
   };
+  if (job.args.contains("alpha")) {
+    STOCKPOT_ASSIGN_OR_RETURN(args.options.alpha, AlphaMethodFromName(job.args.at("alpha")));
+  }
   STOCKPOT_RETURN_IF_ERROR(integer("planes", args.options.planes));
   STOCKPOT_RETURN_IF_ERROR(integer("residual_rank", args.options.residual_rank));
   STOCKPOT_RETURN_IF_ERROR(integer("max_bytes", args.options.max_bytes));

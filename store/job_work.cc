@@ -221,13 +221,15 @@ Status JobWork::Publish(const Job& job, const ProgressFunction& progress) {
   // Before the work: a name that cannot be served is refused at once.
   STOCKPOT_RETURN_IF_ERROR(
       RouteNames(request.source, request.artifact, request.codec, request.name).status());
-  const auto half = [&](double from) {
-    return [&progress, from](double share) { return progress(from + share / 2); };
+  const auto third = [&](int index) {
+    return [&progress, index](double share) { return progress((index + share) / 3); };
   };
   STOCKPOT_ASSIGN_OR_RETURN(
-      const Manifest variant,
-      BuildVariant(store_, request.artifact, request.codec, threads_, half(0), request.options));
-  STOCKPOT_ASSIGN_OR_RETURN(const GateOutcome gate, PassGate(request, variant, half(0.5)));
+      Manifest draft,
+      BuildVariant(store_, request.artifact, request.codec, threads_, third(0), request.options));
+  STOCKPOT_ASSIGN_OR_RETURN(const Manifest variant,
+                            Calibrate(job, request, std::move(draft), third(1)));
+  STOCKPOT_ASSIGN_OR_RETURN(const GateOutcome gate, PassGate(request, variant, third(2)));
   if (gate.probe && std::isfinite(gate.probe->full_loss)) {
     STOCKPOT_RETURN_IF_ERROR(KeepLoss(request.source, request.artifact, gate.probe->texts,
                                       gate.probe->full_loss));
@@ -302,6 +304,7 @@ Result<Commit> JobWork::PublishCommit(const Job& job, const PublishRequest& requ
                                       {"bytes_full", AttributeOr(variant, "bytes_full")},
                                       {"routes", lines},
                                       {"job", job.key}}});
+  commit.events.back().fields.merge(AlphaFields(variant));
   AddGate(gate, made, commit);
   for (const std::string& name : names) {
     const std::string previous = CurrentVariantHex(store_, name);

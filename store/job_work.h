@@ -20,6 +20,7 @@ class JobWork {
       : store_(store),
         merge_(options.merge),
         score_(options.score),
+        calibrate_(options.calibrate),
         clock_(options.clock),
         garbage_{.bytes_per_second = options.expire_bytes_per_second},
         pool_({.store = store,
@@ -71,6 +72,10 @@ class JobWork {
   };
   Result<PublishRequest> ReadPublish(const Job& job) const;
   Status Publish(const Job& job, const ProgressFunction& progress);
+  // The draft with the scales that were asked for; or as it is, and why, where that cannot be. An
+  // error: not now, but perhaps later.
+  Result<Manifest> Calibrate(const Job& job, const PublishRequest& request, Manifest draft,
+                             const ProgressFunction& progress);
   // An error: not now, but perhaps later; whatever else keeps it from measuring is a refusal.
   Result<GateOutcome> PassGate(const PublishRequest& request, const Manifest& variant,
                                const ProgressFunction& progress) const;
@@ -117,10 +122,11 @@ class JobWork {
   CheckpointStore& store_;
   const MergeFunction& merge_;
   const ScoreFunction& score_;
+  const CalibrateFunction& calibrate_;
   const Clock& clock_;
   const GarbageOptions garbage_;
   PoolWork pool_;
-  bool leftovers_ = false;  // chunks of a mean that was only scored
+  bool leftovers_ = false;  // chunks that no artifact has got: of a mean that was only scored, ...
   const int64_t history_bytes_per_second_;
   ThreadPool threads_;
 };

@@ -27,7 +27,9 @@
 //   "variant"  subject: the variant. fields: variant, source, base, codec, run, step, bytes,
 //              bytes_full, routes (the names that moved to it, one a line), job: enough to load and
 //              to serve it; and what the gate measured (store/variant_gate.h GateFields), gate
-//              (passed, forced), of a forced one overruled (what was refused), force (why), by
+//              (passed, forced), of a forced one overruled (what was refused), force (why), by;
+//              where other scales than mean |delta| were asked for, what came of it
+//              (store/calibration.h AlphaFields)
 //   "route"    one for each moved name.    subject: name. fields: variant, was ("": none), source
 //   "merge"    subject: the merge. fields: artifact, run, step, parents (by comma), method,
 //              kept_energy_min, job; where it was scored probe, loss, parent_losses (by comma),
@@ -57,6 +59,7 @@
 #include <span>
 #include <string>
 
+#include "store/calibration.h"
 #include "store/checkpoint_store.h"
 #include "store/policy.h"
 #include "store/progress.h"
@@ -76,6 +79,7 @@ class Pipeline {
   struct Options {
     MergeFunction merge;   // REQUIRES: set
     ScoreFunction score;   // null: no model is served here, and what needs a score is refused
+    CalibrateFunction calibrate;  // null: likewise, and 1-bit variants have the scales of `mean`
     // Of pools of adapters (store/adapter_pool.h): requests of the last window by route, null:
     // nobody counts; whether the endpoint answers by the routes as of an event, null: there is none.
     std::function<int64_t(const std::string& route)> requests;

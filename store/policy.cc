@@ -117,6 +117,7 @@ Job MakePublishJob(const Digest& artifact, PublishCodec codec, const std::string
     job.args[name] = value;
     how += "+" + name + "=" + value;
   };
+  add("alpha", std::string(AlphaMethodName(options.alpha)), options.alpha == defaults.alpha);
   add("planes", std::to_string(options.planes), options.planes == defaults.planes);
   add("residual_rank", std::to_string(options.residual_rank),
       options.residual_rank == defaults.residual_rank);

@@ -6,6 +6,8 @@
 
 namespace stockpot {
 
+bool UsesPlanes(PublishCodec codec);  // has sign planes: bitdelta and auto
+
 // InvalidArgument names the option that is out of range, or that the codec does not use.
 Status CheckPublishOptions(PublishCodec codec, const PublishOptions& options);
 

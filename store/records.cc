@@ -28,6 +28,7 @@ constexpr std::array<std::string_view, 4> kJobStates = {"queued", "running", "do
 constexpr std::array<std::string_view, 4> kPublishCodecs = {"bitdelta", "dense", "auto", "sparse"};
 constexpr std::array<std::string_view, 4> kMergeMethods = {"monosoup", "monosoup-spectral", "mean",
                                                            "model-stock"};
+constexpr std::array<std::string_view, 3> kAlphaMethods = {"mean", "closed-form", "distilled"};
 
 }  // namespace
 
@@ -65,6 +66,13 @@ std::string_view MergeMethodName(MergeMethod method) {
 }
 Result<MergeMethod> MergeMethodFromName(std::string_view name) {
   return FromName<MergeMethod>(kMergeMethods, name, "merge method");
+}
+
+std::string_view AlphaMethodName(AlphaMethod method) {
+  return kAlphaMethods[static_cast<size_t>(method)];
+}
+Result<AlphaMethod> AlphaMethodFromName(std::string_view name) {
+  return FromName<AlphaMethod>(kAlphaMethods, name, "choice of alpha");
 }
 
 Digest ProbeSet::digest() const {

@@ -48,8 +48,15 @@ enum class PublishCodec : uint8_t {
 std::string_view PublishCodecName(PublishCodec codec);
 Result<PublishCodec> PublishCodecFromName(std::string_view name);
 
+// How the scales of sign planes are found (store/calibration.h).
+enum class AlphaMethod : uint8_t { kMean, kClosedForm, kDistilled };
+std::string_view AlphaMethodName(AlphaMethod method);  // "mean", "closed-form", "distilled"
+Result<AlphaMethod> AlphaMethodFromName(std::string_view name);
+
 // What a codec does not use must have its default.
 struct PublishOptions {
+  // bitdelta, auto: but for mean it needs calibration texts of the run.
+  AlphaMethod alpha = AlphaMethod::kMean;
   // bitdelta: of each matrix; auto: at most. 0: the codec's own number.
   int64_t planes = 0;
   int64_t residual_rank = 0;  // likewise, of the low-rank residual beside the planes; 0: none
@@ -190,7 +197,7 @@ struct Eval {
 };
 
 // Texts that no training of a run has seen: what its checkpoints, merges and variants are scored on
-// (store/scoring.h).
+// (store/scoring.h). Its calibration texts (store/calibration.h) are kept likewise, and are others.
 struct ProbeSet {
   struct Text {
     std::string name;  // for a person: the file's

@@ -35,6 +35,7 @@ nlohmann::json ToJson(const RunConfig& config) {
           {"merge_method", MergeMethodName(config.merge_method)},
           {"merge_spectral", config.merge_spectral},
           {"publish_codec", PublishCodecName(config.publish_codec)},
+          {"publish_alpha", AlphaMethodName(config.publish_options.alpha)},
           {"publish_planes", config.publish_options.planes},
           {"publish_residual_rank", config.publish_options.residual_rank},
           {"publish_max_bytes", config.publish_options.max_bytes},
@@ -63,6 +64,9 @@ Result<RunConfig> RunConfigFromJson(const nlohmann::json& in) {
     Read(in, "publish_codec", codec);
     STOCKPOT_ASSIGN_OR_RETURN(config.publish_codec, PublishCodecFromName(codec));
     PublishOptions& options = config.publish_options;
+    std::string alpha(AlphaMethodName(options.alpha));
+    Read(in, "publish_alpha", alpha);
+    STOCKPOT_ASSIGN_OR_RETURN(options.alpha, AlphaMethodFromName(alpha));
     Read(in, "publish_planes", options.planes);
     Read(in, "publish_residual_rank", options.residual_rank);
     Read(in, "publish_max_bytes", options.max_bytes);

@@ -429,6 +429,19 @@ Result<rpc::ProbeSet> Client::SetProbe(const std::string& run,
       "set_probe", [&](Connection& c, auto& out) { c.lineage->set_probe(out, run, texts, by); });
 }
 
+Result<rpc::ProbeSet> Client::SetCalibration(const std::string& run,
+                                             const std::vector<rpc::ProbeText>& texts,
+                                             const std::string& by) {
+  return Call<rpc::ProbeSet>("set_calibration", [&](Connection& c, auto& out) {
+    c.lineage->set_calibration(out, run, texts, by);
+  });
+}
+
+Result<rpc::ProbeSet> Client::Calibration(const std::string& run) {
+  return Call<rpc::ProbeSet>(
+      "calibration", [&](Connection& c, auto& out) { c.lineage->calibration(out, run); });
+}
+
 Result<rpc::ProbeSet> Client::Probe(const std::string& run) {
   return Call<rpc::ProbeSet>("probe", [&](Connection& c, auto& out) { c.lineage->probe(out, run); });
 }

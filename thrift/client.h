@@ -127,6 +127,11 @@ class Client {
   Result<rpc::ProbeSet> SetProbe(const std::string& run, const std::vector<rpc::ProbeText>& texts,
                                  const std::string& by);
   Result<rpc::ProbeSet> Probe(const std::string& run);
+  // The texts that scales of 1-bit variants are found on; likewise.
+  Result<rpc::ProbeSet> SetCalibration(const std::string& run,
+                                       const std::vector<rpc::ProbeText>& texts,
+                                       const std::string& by);
+  Result<rpc::ProbeSet> Calibration(const std::string& run);
   Result<rpc::Gate> SetGate(const std::string& run, const rpc::Gate& gate);
   Result<rpc::Gate> GetGate(const std::string& run);
   // Waits as long as the daemon works on it. 0: no throttle.

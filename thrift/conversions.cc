@@ -81,6 +81,7 @@ Result<RunConfig> RunConfigFromRpc(const rpc::RunConfig& config) {
                          .max_bytes = config.publish_max_bytes,
                          .max_share = config.publish_max_share,
                          .max_error = config.publish_max_error};
+  STOCKPOT_ASSIGN_OR_RETURN(out.publish_options.alpha, AlphaMethodFromName(config.publish_alpha));
   STOCKPOT_RETURN_IF_ERROR(CheckPublishOptions(out.publish_codec, out.publish_options)
                                .WithContext("what the run publishes"));
   return out;
@@ -93,6 +94,10 @@ Result<PublishHow> PublishHowFromRpc(const std::string& codec, const rpc::Publis
     how = {of_run.publish_codec, of_run.publish_options};
   } else {
     STOCKPOT_ASSIGN_OR_RETURN(how.codec, PublishCodecFromName(codec));
+    if (UsesPlanes(how.codec)) how.options.alpha = of_run.publish_options.alpha;
+  }
+  if (!options.alpha.empty()) {
+    STOCKPOT_ASSIGN_OR_RETURN(how.options.alpha, AlphaMethodFromName(options.alpha));
   }
   const PublishOptions defaults;
   const auto take = [](auto asked, auto none, auto& value) {
@@ -231,6 +236,7 @@ rpc::RunConfig ToRpc(const RunConfig& config) {
   out.merge_method = MergeMethodName(config.merge_method);
   out.merge_spectral = config.merge_spectral;
   out.publish_codec = PublishCodecName(config.publish_codec);
+  out.publish_alpha = AlphaMethodName(config.publish_options.alpha);
   out.publish_planes = config.publish_options.planes;
   out.publish_residual_rank = config.publish_options.residual_rank;
   out.publish_max_bytes = config.publish_options.max_bytes;

@@ -236,20 +236,8 @@ class LineageHandler : public rpc::LineageServiceIf {
   void set_probe(rpc::ProbeSet& reply, const std::string& run,
                  const std::vector<rpc::ProbeText>& texts, const std::string& by) override {
     Answer([&]() -> Status {
-      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
-      STOCKPOT_RETURN_IF_ERROR(CheckLength(by, "'by'"));
-      ProbeSet probe{.run = run, .by = by};
-      for (const rpc::ProbeText& text : texts) probe.texts.push_back({text.name, text.text});
-      Commit commit;
-      commit.events.push_back(
-          {.type = "probe",
-           .subject = run,
-           .fields = {{"texts", std::to_string(probe.texts.size())},
-                      {"probe", probe.texts.empty() ? "" : probe.digest().ShortHex()},
-                      {"by", by}}});
-      commit.probes.push_back(std::move(probe));
-      STOCKPOT_RETURN_IF_ERROR(store_.Apply(std::move(commit)).status());
-      return ReadProbe(reply, run);
+      STOCKPOT_RETURN_IF_ERROR(SetTexts(run, texts, by, "probe", &Commit::probes));
+      return ReadTexts(reply, run, &CheckpointStore::GetProbe);
     });
   }
 
@@ -257,7 +245,23 @@ class LineageHandler : public rpc::LineageServiceIf {
     Answer([&]() -> Status {
       STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
       STOCKPOT_RETURN_IF_ERROR(store_.GetRun(run).status());
-      return ReadProbe(reply, run);
+      return ReadTexts(reply, run, &CheckpointStore::GetProbe);
+    });
+  }
+
+  void set_calibration(rpc::ProbeSet& reply, const std::string& run,
+                       const std::vector<rpc::ProbeText>& texts, const std::string& by) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(SetTexts(run, texts, by, "calibration", &Commit::calibrations));
+      return ReadTexts(reply, run, &CheckpointStore::GetCalibration);
+    });
+  }
+
+  void calibration(rpc::ProbeSet& reply, const std::string& run) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+      STOCKPOT_RETURN_IF_ERROR(store_.GetRun(run).status());
+      return ReadTexts(reply, run, &CheckpointStore::GetCalibration);
     });
   }
 
@@ -311,9 +315,29 @@ class LineageHandler : public rpc::LineageServiceIf {
     return store_.ResolveName(id);
   }
 
-  Status ReadProbe(rpc::ProbeSet& reply, const std::string& run) const {
-    STOCKPOT_ASSIGN_OR_RETURN(const std::optional<ProbeSet> probe, store_.GetProbe(run));
-    reply = ToRpc(probe.value_or(ProbeSet{.run = run}));
+  // `kind`: type of the event, and its field with the digest of the texts.
+  Status SetTexts(const std::string& run, const std::vector<rpc::ProbeText>& texts,
+                  const std::string& by, const char* kind,
+                  std::vector<ProbeSet> Commit::*sets) const {
+    STOCKPOT_RETURN_IF_ERROR(CheckLength(run, "the run's name"));
+    STOCKPOT_RETURN_IF_ERROR(CheckLength(by, "'by'"));
+    ProbeSet set{.run = run, .by = by};
+    for (const rpc::ProbeText& text : texts) set.texts.push_back({text.name, text.text});
+    Commit commit;
+    commit.events.push_back({.type = kind,
+                             .subject = run,
+                             .fields = {{"texts", std::to_string(set.texts.size())},
+                                        {kind, set.texts.empty() ? "" : set.digest().ShortHex()},
+                                        {"by", by}}});
+    (commit.*sets).push_back(std::move(set));
+    return store_.Apply(std::move(commit)).status();
+  }
+
+  Status ReadTexts(rpc::ProbeSet& reply, const std::string& run,
+                   Result<std::optional<ProbeSet>> (CheckpointStore::*get)(std::string_view)
+                       const) const {
+    STOCKPOT_ASSIGN_OR_RETURN(const std::optional<ProbeSet> set, (store_.*get)(run));
+    reply = ToRpc(set.value_or(ProbeSet{.run = run}));
     return OkStatus();
   }
 

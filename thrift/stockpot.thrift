@@ -43,9 +43,9 @@ struct RunConfig {
   8: i64 quota_bytes = 0          // of the distinct chunks of the run's artifacts; 0: none
   9: string merge_method = "monosoup"  // MergeOptions.method
   10: double merge_spectral = 0   // MergeOptions.spectral
-  // 11: taken
-  12: string publish_codec = "bitdelta"  // of what is published by itself: bitdelta, dense, auto,
-                                  // sparse; and PublishOptions:
+  // How a variant is published by itself: codec (bitdelta, dense, auto, sparse) and PublishOptions.
+  11: string publish_alpha = "mean"
+  12: string publish_codec = "bitdelta"
   13: i64 publish_planes = 0
   14: i64 publish_residual_rank = 0
   15: i64 publish_max_bytes = 0
@@ -307,6 +307,11 @@ service LineageService {
   ProbeSet set_probe(1: string run, 2: list<ProbeText> texts, 3: string by)
       throws (1: Error error)
   ProbeSet probe(1: string run) throws (1: Error error)  // without texts where there are none
+  // Likewise: the texts on which the scales of 1-bit variants are found. INVALID_ARGUMENT names a
+  // text that is a probe text as well, and set_probe one that is a calibration text.
+  ProbeSet set_calibration(1: string run, 2: list<ProbeText> texts, 3: string by)
+      throws (1: Error error)
+  ProbeSet calibration(1: string run) throws (1: Error error)
   Gate set_gate(1: string run, 2: Gate gate) throws (1: Error error)
   Gate gate(1: string run) throws (1: Error error)
 }
@@ -482,7 +487,11 @@ struct MergeOptions {
 
 // How a variant is stored. A codec takes no option of another one.
 struct PublishOptions {
-  // 1: taken
+  // bitdelta, auto: how the scale of a row of signs is found: mean (of |delta|), closed-form (least
+  // squares of the layer's outputs on the run's calibration texts) or distilled (from there by
+  // gradient steps on the logits). "": as the run says. Without calibration texts it is mean, and
+  // the variant and its event say so.
+  1: string alpha
   2: i64 planes = 0               // bitdelta: sign planes of a matrix; auto: at most. 0: 1, or 4
   3: i64 residual_rank = 0        // likewise, of the low-rank residual beside them; 0: none
   4: i64 max_bytes = 0            // auto: of the variant, tensors and files; 0: no limit

@@ -51,6 +51,7 @@ Json ToJson(const rpc::Run& run) {
             {"merge_method", run.config.merge_method},
             {"merge_spectral", run.config.merge_spectral},
             {"publish_codec", run.config.publish_codec},
+            {"publish_alpha", run.config.publish_alpha},
             {"publish_planes", run.config.publish_planes},
             {"publish_residual_rank", run.config.publish_residual_rank},
             {"publish_max_bytes", run.config.publish_max_bytes},

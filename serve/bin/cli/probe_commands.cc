@@ -1,4 +1,5 @@
-// What a run is judged by: probe set, probe show, probe score.
+// The texts of a run: those it is judged by (probe set, show, score), and those that scales of its
+// variants are found on (calibration set, show).
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -28,19 +29,32 @@ Result<rpc::ProbeText> ReadText(const std::string& path) {
   return text;
 }
 
-void PrintProbe(const Globals& globals, const rpc::ProbeSet& probe) {
+// One of the two sets of texts that a run may have.
+struct TextSet {
+  const char* name;     // of the command
+  const char* without;  // what it means to have none
+  Result<rpc::ProbeSet> (Client::*set)(const std::string&, const std::vector<rpc::ProbeText>&,
+                                       const std::string&);
+  Result<rpc::ProbeSet> (Client::*get)(const std::string&);
+};
+constexpr TextSet kProbe = {"probe",
+                            "its merges are not scored, and what is published is checked without "
+                            "them",
+                            &Client::SetProbe, &Client::Probe};
+constexpr TextSet kCalibration = {"calibration", "1-bit rows have the scale mean |delta|",
+                                  &Client::SetCalibration, &Client::Calibration};
+
+void PrintTexts(const Globals& globals, const TextSet& which, const rpc::ProbeSet& probe) {
   if (globals.json) {
     PrintJson(ToJson(probe));
     return;
   }
   if (probe.texts.empty()) {
-    std::printf(
-        "%s has no probe texts: its merges are not scored, and what is published is "
-        "checked without them\n",
-        Printable(probe.run).c_str());
+    std::printf("%s has no %s texts: %s\n", Printable(probe.run).c_str(), which.name,
+                which.without);
     return;
   }
-  std::printf("probe %s, set %s by %s\n", ShortDigest(probe.digest).c_str(),
+  std::printf("%s %s, set %s by %s\n", which.name, ShortDigest(probe.digest).c_str(),
               HumanAgo(probe.time_ms, NowMs()).c_str(), Printable(probe.by).c_str());
   Table table({{"TEXT"}, {"BYTES", true}});
   for (const rpc::ProbeText& text : probe.texts) {
@@ -49,21 +63,22 @@ void PrintProbe(const Globals& globals, const rpc::ProbeSet& probe) {
   table.Print();
 }
 
-Status SetProbe(const Globals& globals, const ProbeOptions& options) {
+Status SetTexts(const Globals& globals, const TextSet& which, const ProbeOptions& options) {
   std::vector<rpc::ProbeText> texts;
   for (const std::string& file : options.files) {
     STOCKPOT_ASSIGN_OR_RETURN(texts.emplace_back(), ReadText(file));
   }
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
-  STOCKPOT_ASSIGN_OR_RETURN(const rpc::ProbeSet probe, client->SetProbe(options.run, texts, Me()));
-  PrintProbe(globals, probe);
+  STOCKPOT_ASSIGN_OR_RETURN(const rpc::ProbeSet set,
+                            ((*client).*which.set)(options.run, texts, Me()));
+  PrintTexts(globals, which, set);
   return OkStatus();
 }
 
-Status ShowProbe(const Globals& globals, const ProbeOptions& options) {
+Status ShowTexts(const Globals& globals, const TextSet& which, const ProbeOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
-  STOCKPOT_ASSIGN_OR_RETURN(const rpc::ProbeSet probe, client->Probe(options.run));
-  PrintProbe(globals, probe);
+  STOCKPOT_ASSIGN_OR_RETURN(const rpc::ProbeSet set, ((*client).*which.get)(options.run));
+  PrintTexts(globals, which, set);
   return OkStatus();
 }
 
@@ -86,41 +101,57 @@ Status Score(const Globals& globals, const ProbeOptions& options) {
   return OkStatus();
 }
 
+// Commands `set` and `show` of a set of texts; returns the group.
+CLI::App* AddTextSet(Registry& registry, const std::shared_ptr<ProbeOptions>& options,
+                     const TextSet& which, const char* about, const char* of_a_file) {
+  CLI::App* group = registry.app.add_subcommand(which.name, about);
+  group->require_subcommand(1);
+  group->fallthrough();
+  CLI::App* set =
+      group->add_subcommand("set", "Give a run the texts of these files in place of its own");
+  set->fallthrough();
+  set->add_option("RUN", options->run, "Name of the run")->required();
+  CLI::Option* files = set->add_option("FILE", options->files, of_a_file);
+  CLI::Option* clear = set->add_flag("--clear", options->clear, "Take the texts away");
+  clear->excludes(files);
+  set->callback([&registry, options, &which] {
+    if (options->files.empty() && !options->clear) {
+      throw CLI::ValidationError(which.name + std::string(" set"), "name a file, or --clear");
+    }
+    registry.action = [&registry, options, &which] {
+      return SetTexts(registry.globals, which, *options);
+    };
+  });
+  CLI::App* show = group->add_subcommand("show", "List the texts of a run");
+  show->fallthrough();
+  show->add_option("RUN", options->run, "Name of the run")->required();
+  show->callback([&registry, options, &which] {
+    registry.action = [&registry, options, &which] {
+      return ShowTexts(registry.globals, which, *options);
+    };
+  });
+  return group;
+}
+
 }  // namespace
 
 void AddProbeCommands(Registry& registry) {
   const auto options = std::make_shared<ProbeOptions>();
-  CLI::App* probe = registry.app.add_subcommand(
-      "probe", "The held-out texts of a run: what its merges and variants are scored on");
-  probe->require_subcommand(1);
-  probe->fallthrough();
-  const auto add = [&](const char* name, const char* what, auto body) {
-    CLI::App* command = probe->add_subcommand(name, what);
-    command->fallthrough();
-    command->callback([&registry, options, body] {
-      registry.action = [&registry, options, body] { return body(registry.globals, *options); };
-    });
-    return command;
-  };
-  CLI::App* set = add("set", "Give a run the texts of these files in place of its own", SetProbe);
-  set->add_option("RUN", options->run, "Name of the run")->required();
-  CLI::Option* files =
-      set->add_option("FILE", options->files, "UTF-8 texts that training has not seen");
-  CLI::Option* clear = set->add_flag("--clear", options->clear, "Take the texts away");
-  clear->excludes(files);
-  set->callback([&registry, options] {
-    if (options->files.empty() && !options->clear) {
-      throw CLI::ValidationError("probe set", "name a file, or --clear");
-    }
-    registry.action = [&registry, options] { return SetProbe(registry.globals, *options); };
-  });
-  add("show", "List the texts of a run", ShowProbe)
-      ->add_option("RUN", options->run, "Name of the run")
-      ->required();
-  CLI::App* score =
-      add("score", "Measure the held-out loss of a checkpoint, merge or variant", Score);
+  CLI::App* probe =
+      AddTextSet(registry, options, kProbe,
+                 "The held-out texts of a run: what its merges and variants are scored on",
+                 "UTF-8 texts that training has not seen");
+  CLI::App* score = probe->add_subcommand(
+      "score", "Measure the held-out loss of a checkpoint, merge or variant");
+  score->fallthrough();
   score->add_option("ID", options->id, "The artifact")->required();
   score->add_flag("--no-wait", options->no_wait, "Only queue the job");
+  score->callback([&registry, options] {
+    registry.action = [&registry, options] { return Score(registry.globals, *options); };
+  });
+  AddTextSet(registry, options, kCalibration,
+             "The texts that scales of 1-bit rows are found on (publish --alpha)",
+             "UTF-8 texts, others than those of the probe");
 }
 
 }  // namespace stockpot::cli

@@ -29,6 +29,12 @@ bool ParseMaxBytes(const std::string& text, int64_t& bytes, double& share) {
 PublishFlags AddPublishFlags(CLI::App& command, const std::string& prefix, const std::string& whose,
                              rpc::PublishOptions& options) {
   PublishFlags flags;
+  flags.alpha =
+      command
+          .add_option("--" + prefix + "alpha", options.alpha,
+                      whose + "bitdelta, auto: scales of the rows: mean, or on the run's "
+                              "calibration texts closed-form or, in minutes, distilled")
+          ->check(CLI::IsMember({"mean", "closed-form", "distilled"}));
   flags.planes = command
                      .add_option("--" + prefix + "planes", options.planes,
                                  whose + "bitdelta: sign planes of a matrix; auto: at most")

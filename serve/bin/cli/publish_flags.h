@@ -13,14 +13,15 @@ namespace stockpot::cli {
 inline const std::vector<std::string> kPublishCodecs = {"bitdelta", "auto", "sparse", "dense"};
 
 struct PublishFlags {
+  CLI::Option* alpha = nullptr;
   CLI::Option* planes = nullptr;
   CLI::Option* residual_rank = nullptr;
   CLI::Option* max_bytes = nullptr;  // sets max_bytes or, of "12%", max_share
   CLI::Option* max_error = nullptr;
 };
 
-// Adds --<prefix>planes, --<prefix>residual-rank, --<prefix>max-bytes and --<prefix>max-error;
-// `options` must live as long as the command. `whose` begins their descriptions.
+// Adds --<prefix>alpha, --<prefix>planes, --<prefix>residual-rank, --<prefix>max-bytes and
+// --<prefix>max-error; `options` must live as long as the command. `whose` begins their descriptions.
 PublishFlags AddPublishFlags(CLI::App& command, const std::string& prefix, const std::string& whose,
                              rpc::PublishOptions& options);
 

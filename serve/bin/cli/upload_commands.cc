@@ -243,6 +243,7 @@ void AddRunOptions(CLI::App& command, PushOptions& options) {
            to.*field = options.publish.*from;
          }});
   };
+  takes(flags.alpha, &rpc::PublishOptions::alpha, &rpc::RunConfig::publish_alpha);
   takes(flags.planes, &rpc::PublishOptions::planes, &rpc::RunConfig::publish_planes);
   takes(flags.residual_rank, &rpc::PublishOptions::residual_rank,
         &rpc::RunConfig::publish_residual_rank);

@@ -150,6 +150,11 @@ TEST(JobsForCheckpointTest, IsScoredWhereNothingElseDoesIt) {
   jobs = JobsForCheckpoint(run, Checkpoint(6), {Checkpoint(5)}, probe);
   ASSERT_EQ(jobs.size(), 1u);
   EXPECT_EQ(jobs[0].kind, JobKind::kPublish);
+  EXPECT_FALSE(jobs[0].args.contains("alpha"));
+  run.config.publish_options.alpha = AlphaMethod::kClosedForm;
+  jobs = JobsForCheckpoint(run, Checkpoint(6), {Checkpoint(5)}, probe);
+  EXPECT_EQ(jobs.at(0).args.at("alpha"), "closed-form");
+  EXPECT_EQ(JobsForMerge(run, Checkpoint(6)).at(0).args.at("alpha"), "closed-form");
 }
 
 TEST(JobKeyTest, NamesWhatIsMade) {
@@ -165,6 +170,16 @@ TEST(JobKeyTest, NamesWhatIsMade) {
   const Job forced = MakeForcedPublishJob(a, PublishCodec::kDense, "x", "why", "ann");
   EXPECT_EQ(forced.key, "publish_forced/" + a.Hex() + "/dense/x");
   EXPECT_EQ(forced.args.at("force"), "why");
+  const PublishOptions closed_form{.alpha = AlphaMethod::kClosedForm};
+  const Job calibrated = MakePublishJob(a, PublishCodec::kBitDelta, "x", closed_form);
+  EXPECT_EQ(calibrated.key, "publish/" + a.Hex() + "/bitdelta+alpha=closed-form/x");
+  EXPECT_EQ(calibrated.args.at("codec"), "bitdelta");
+  EXPECT_EQ(calibrated.args.at("alpha"), "closed-form");
+  EXPECT_FALSE(MakePublishJob(a, PublishCodec::kBitDelta, "x").args.contains("alpha"));
+  EXPECT_EQ(MakeForcedPublishJob(a, PublishCodec::kBitDelta, "x", "why", "ann", closed_form).key,
+            "publish_forced/" + a.Hex() + "/bitdelta+alpha=closed-form/x");
+  EXPECT_TRUE(CheckPublishOptions(PublishCodec::kBitDelta, closed_form).ok());
+  EXPECT_FALSE(CheckPublishOptions(PublishCodec::kDense, closed_form).ok());
   EXPECT_EQ(forced.kind, JobKind::kPublish);
   const Job merge = MakeMergeJob("r", 20, {a, b}, {});
   EXPECT_THAT(merge.key, StartsWith("merge/r/20/"));

@@ -22,6 +22,11 @@ class StoreProbeTest : public StoreTest {
     commit.probes.push_back(std::move(probe));
     return store_->Apply(std::move(commit)).status();
   }
+  Status SetCalibration(ProbeSet texts) {
+    Commit commit;
+    commit.calibrations.push_back(std::move(texts));
+    return store_->Apply(std::move(commit)).status();
+  }
   Status Set(const std::string& run, const GateConfig& gate) {
     Commit commit;
     commit.gates.push_back({run, gate});
@@ -80,6 +85,58 @@ TEST_F(StoreProbeTest, RefusesWhatItCannotKeep) {
   refused({.run = "r", .texts = many}, kInvalid);
   EXPECT_EQ(Set("r", {.min_top1 = 2}).code(), kInvalid);
   EXPECT_EQ((*store_->GetProbe("r"))->texts.size(), 2u) << "refusals change nothing";
+}
+
+TEST_F(StoreProbeTest, CalibrationTextsAreASetOfTheirOwn) {
+  const ProbeSet probe{.run = "r", .texts = {{"p", "held out"}}, .by = "ann"};
+  const ProbeSet calibration{.run = "r", .texts = {{"c", "something\nelse"}}, .by = "bob"};
+  EXPECT_FALSE((*store_->GetCalibration("r")).has_value());
+  ASSERT_TRUE(Set(probe).ok());
+  ASSERT_TRUE(SetCalibration(calibration).ok());
+  Reopen();
+  EXPECT_EQ((*store_->GetProbe("r"))->texts, probe.texts);
+  EXPECT_EQ((*store_->GetCalibration("r"))->texts, calibration.texts);
+  ASSERT_TRUE(SetCalibration({.run = "r"}).ok());
+  EXPECT_FALSE((*store_->GetCalibration("r")).has_value());
+  EXPECT_TRUE((*store_->GetProbe("r")).has_value());
+  EXPECT_EQ(SetCalibration({.run = "nowhere", .texts = {{"c", "x"}}}).code(),
+            StatusCode::kNotFound);
+  EXPECT_EQ(SetCalibration({.run = "r", .texts = {{"c", ""}}}).code(),
+            StatusCode::kInvalidArgument);
+}
+
+// Half of a text is enough, whatever stands around its lines.
+TEST_F(StoreProbeTest, NoTextIsInBothSets) {
+  ASSERT_TRUE(Set({.run = "r", .texts = {{"p", "the first line\nthe second line\n"}}}).ok());
+  const auto refused = [&](const std::string& text) {
+    const Status status = SetCalibration({.run = "r", .texts = {{"other", "x"}, {"c", text}}});
+    EXPECT_TRUE(status.ok() || status.code() == StatusCode::kInvalidArgument);
+    EXPECT_TRUE(status.ok() || status.message().find("'c'") != std::string::npos);
+    return !status.ok();
+  };
+  EXPECT_TRUE(refused("the first line\nthe second line\n"));
+  EXPECT_TRUE(refused("  the second line \r\n\n\tthe first line"));
+  EXPECT_TRUE(refused("the second line\nshort"));
+  EXPECT_FALSE(refused("the third line"));
+  // Half of the probe text, in one that is longer.
+  EXPECT_THAT(SetCalibration({.run = "r",
+                              .texts = {{"c", "the second line\na third one, longer than both"}}})
+                  .message(),
+              HasSubstr("'p'"));
+  ASSERT_TRUE(SetCalibration({.run = "r", .texts = {{"c", "one line of a calibration"}}}).ok());
+  const Status status = Set({.run = "r", .texts = {{"q", "one line of a calibration"}}});
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("'q'"));
+  EXPECT_EQ((*store_->GetProbe("r"))->texts[0].name, "p");
+  // Both in one commit: as they will be.
+  Commit commit;
+  commit.probes.push_back({.run = "r", .texts = {{"q", "one line of a calibration"}}});
+  commit.calibrations.push_back({.run = "r", .texts = {{"c", "the first line"}}});
+  EXPECT_TRUE(store_->Apply(std::move(commit)).ok());
+  Commit same;
+  same.probes.push_back({.run = "r", .texts = {{"q", "alike"}}});
+  same.calibrations.push_back({.run = "r", .texts = {{"c", "alike"}}});
+  EXPECT_EQ(store_->Apply(std::move(same)).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(ProbeRecordTest, ALimitThatIsMissingIsDamageNotADefault) {

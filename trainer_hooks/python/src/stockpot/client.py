@@ -182,6 +182,18 @@ class Lineage:
         """The run's held-out texts."""
         return self._call(lambda c: c.probe(run))
 
+    def set_calibration(self, run: str, texts: Mapping[str, str], by: str) -> ProbeSet:
+        """Gives the run texts on which the scales of its 1-bit variants are found; none: no more.
+
+        They must be others than the held-out ones.
+        """
+        return self._call(lambda c: c.set_calibration(
+            run, [ProbeText(name=name, text=text) for name, text in texts.items()], by))
+
+    def calibration(self, run: str) -> ProbeSet:
+        """The run's calibration texts."""
+        return self._call(lambda c: c.calibration(run))
+
     def set_gate(self, run: str, gate: Gate) -> Gate:
         """The limits that a variant of the run must keep to before a name leads to it."""
         return self._call(lambda c: c.set_gate(run, gate))
@@ -221,9 +233,9 @@ class Control:
         options = MergeOptions(method, list(weights), spectral, last)
         return self._call(lambda c: c.merge(list(ids), run, step, energy, rank, force, options))
 
-    def publish(self, id: str, *, codec: str = "bitdelta", name: str = "", planes: int = 0,
-                residual_rank: int = 0, max_bytes: int = 0, max_share: float = 0.0,
-                max_error: float = -1.0) -> Job:
+    def publish(self, id: str, *, codec: str = "bitdelta", name: str = "", alpha: str = "",
+                planes: int = 0, residual_rank: int = 0, max_bytes: int = 0,
+                max_share: float = 0.0, max_error: float = -1.0) -> Job:
         """Queues a publish.
 
         Args:
@@ -231,21 +243,23 @@ class Control:
             codec: "bitdelta", "dense", "auto" or "sparse"; empty: the run's, and its options but
                 for those given here.
             name: of the route; empty: the default routes.
+            alpha: bitdelta, auto: how scales are found: "mean", "closed-form" or "distilled";
+                empty: as the run says.
             planes: bitdelta: sign planes of a matrix; auto: at most. 0: 1, or 4.
             residual_rank: likewise, of the low-rank residual beside them; 0: none.
             max_bytes: auto: of the variant, tensors and files; 0: no limit.
             max_share: auto: likewise, as a share of the full model's bytes, in (0, 1].
             max_error: auto: lost share of the squared update, in [0, 1]; negative: no limit.
         """
-        options = PublishOptions(planes=planes, residual_rank=residual_rank,
+        options = PublishOptions(alpha, planes=planes, residual_rank=residual_rank,
                                  max_bytes=max_bytes, max_share=max_share, max_error=max_error)
         return self._call(lambda c: c.publish(id, codec, name, options))
 
     def publish_forced(self, id: str, *, why: str, by: str, codec: str = "bitdelta",
-                       name: str = "", planes: int = 0, residual_rank: int = 0,
+                       name: str = "", alpha: str = "", planes: int = 0, residual_rank: int = 0,
                        max_bytes: int = 0, max_share: float = 0.0, max_error: float = -1.0) -> Job:
         """Queues a publish that the run's gate measures and does not stop; `why` is recorded."""
-        options = PublishOptions(planes=planes, residual_rank=residual_rank,
+        options = PublishOptions(alpha, planes=planes, residual_rank=residual_rank,
                                  max_bytes=max_bytes, max_share=max_share, max_error=max_error)
         return self._call(lambda c: c.publish_forced(id, codec, name, why, by, options))
 

@@ -1002,10 +1002,10 @@ class merge_args(object):
             if fid == 1:
                 if ftype == TType.LIST:
                     self.ids = []
-                    (_etype380, _size377) = iprot.readListBegin()
-                    for _i381 in range(_size377):
-                        _elem382 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
-                        self.ids.append(_elem382)
+                    (_etype387, _size384) = iprot.readListBegin()
+                    for _i388 in range(_size384):
+                        _elem389 = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                        self.ids.append(_elem389)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -1053,8 +1053,8 @@ class merge_args(object):
         if self.ids is not None:
             oprot.writeFieldBegin('ids', TType.LIST, 1)
             oprot.writeListBegin(TType.STRING, len(self.ids))
-            for iter383 in self.ids:
-                oprot.writeString(iter383.encode('utf-8') if sys.version_info[0] == 2 else iter383)
+            for iter390 in self.ids:
+                oprot.writeString(iter390.encode('utf-8') if sys.version_info[0] == 2 else iter390)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.run is not None:
@@ -2030,11 +2030,11 @@ class jobs_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype387, _size384) = iprot.readListBegin()
-                    for _i388 in range(_size384):
-                        _elem389 = Job()
-                        _elem389.read(iprot)
-                        self.success.append(_elem389)
+                    (_etype394, _size391) = iprot.readListBegin()
+                    for _i395 in range(_size391):
+                        _elem396 = Job()
+                        _elem396.read(iprot)
+                        self.success.append(_elem396)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2056,8 +2056,8 @@ class jobs_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter390 in self.success:
-                iter390.write(oprot)
+            for iter397 in self.success:
+                iter397.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -2279,11 +2279,11 @@ class routes_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype394, _size391) = iprot.readListBegin()
-                    for _i395 in range(_size391):
-                        _elem396 = Alias()
-                        _elem396.read(iprot)
-                        self.success.append(_elem396)
+                    (_etype401, _size398) = iprot.readListBegin()
+                    for _i402 in range(_size398):
+                        _elem403 = Alias()
+                        _elem403.read(iprot)
+                        self.success.append(_elem403)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2305,8 +2305,8 @@ class routes_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter397 in self.success:
-                iter397.write(oprot)
+            for iter404 in self.success:
+                iter404.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:
@@ -2564,11 +2564,11 @@ class watch_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype401, _size398) = iprot.readListBegin()
-                    for _i402 in range(_size398):
-                        _elem403 = Event()
-                        _elem403.read(iprot)
-                        self.success.append(_elem403)
+                    (_etype408, _size405) = iprot.readListBegin()
+                    for _i409 in range(_size405):
+                        _elem410 = Event()
+                        _elem410.read(iprot)
+                        self.success.append(_elem410)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -2590,8 +2590,8 @@ class watch_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter404 in self.success:
-                iter404.write(oprot)
+            for iter411 in self.success:
+                iter411.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:

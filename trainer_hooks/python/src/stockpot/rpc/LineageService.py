@@ -138,6 +138,24 @@ class Iface(object):
         """
         pass
 
+    def set_calibration(self, run, texts, by):
+        """
+        Parameters:
+         - run
+         - texts
+         - by
+
+        """
+        pass
+
+    def calibration(self, run):
+        """
+        Parameters:
+         - run
+
+        """
+        pass
+
     def set_gate(self, run, gate):
         """
         Parameters:
@@ -671,6 +689,78 @@ class Client(Iface):
             raise result.error
         raise TApplicationException(TApplicationException.MISSING_RESULT, "probe failed: unknown result")
 
+    def set_calibration(self, run, texts, by):
+        """
+        Parameters:
+         - run
+         - texts
+         - by
+
+        """
+        self.send_set_calibration(run, texts, by)
+        return self.recv_set_calibration()
+
+    def send_set_calibration(self, run, texts, by):
+        self._oprot.writeMessageBegin('set_calibration', TMessageType.CALL, self._seqid)
+        args = set_calibration_args()
+        args.run = run
+        args.texts = texts
+        args.by = by
+        args.write(self._oprot)
+        self._oprot.writeMessageEnd()
+        self._oprot.trans.flush()
+
+    def recv_set_calibration(self):
+        iprot = self._iprot
+        (fname, mtype, rseqid) = iprot.readMessageBegin()
+        if mtype == TMessageType.EXCEPTION:
+            x = TApplicationException()
+            x.read(iprot)
+            iprot.readMessageEnd()
+            raise x
+        result = set_calibration_result()
+        result.read(iprot)
+        iprot.readMessageEnd()
+        if result.success is not None:
+            return result.success
+        if result.error is not None:
+            raise result.error
+        raise TApplicationException(TApplicationException.MISSING_RESULT, "set_calibration failed: unknown result")
+
+    def calibration(self, run):
+        """
+        Parameters:
+         - run
+
+        """
+        self.send_calibration(run)
+        return self.recv_calibration()
+
+    def send_calibration(self, run):
+        self._oprot.writeMessageBegin('calibration', TMessageType.CALL, self._seqid)
+        args = calibration_args()
+        args.run = run
+        args.write(self._oprot)
+        self._oprot.writeMessageEnd()
+        self._oprot.trans.flush()
+
+    def recv_calibration(self):
+        iprot = self._iprot
+        (fname, mtype, rseqid) = iprot.readMessageBegin()
+        if mtype == TMessageType.EXCEPTION:
+            x = TApplicationException()
+            x.read(iprot)
+            iprot.readMessageEnd()
+            raise x
+        result = calibration_result()
+        result.read(iprot)
+        iprot.readMessageEnd()
+        if result.success is not None:
+            return result.success
+        if result.error is not None:
+            raise result.error
+        raise TApplicationException(TApplicationException.MISSING_RESULT, "calibration failed: unknown result")
+
     def set_gate(self, run, gate):
         """
         Parameters:
@@ -761,6 +851,8 @@ class Processor(Iface, TProcessor):
         self._processMap["gc"] = Processor.process_gc
         self._processMap["set_probe"] = Processor.process_set_probe
         self._processMap["probe"] = Processor.process_probe
+        self._processMap["set_calibration"] = Processor.process_set_calibration
+        self._processMap["calibration"] = Processor.process_calibration
         self._processMap["set_gate"] = Processor.process_set_gate
         self._processMap["gate"] = Processor.process_gate
         self._on_message_begin = None
@@ -1171,6 +1263,58 @@ class Processor(Iface, TProcessor):
             msg_type = TMessageType.EXCEPTION
             result = TApplicationException(TApplicationException.INTERNAL_ERROR, 'Internal error')
         oprot.writeMessageBegin("probe", msg_type, seqid)
+        result.write(oprot)
+        oprot.writeMessageEnd()
+        oprot.trans.flush()
+
+    def process_set_calibration(self, seqid, iprot, oprot):
+        args = set_calibration_args()
+        args.read(iprot)
+        iprot.readMessageEnd()
+        result = set_calibration_result()
+        try:
+            result.success = self._handler.set_calibration(args.run, args.texts, args.by)
+            msg_type = TMessageType.REPLY
+        except TTransport.TTransportException:
+            raise
+        except Error as error:
+            msg_type = TMessageType.REPLY
+            result.error = error
+        except TApplicationException as ex:
+            logging.exception('TApplication exception in handler')
+            msg_type = TMessageType.EXCEPTION
+            result = ex
+        except Exception:
+            logging.exception('Unexpected exception in handler')
+            msg_type = TMessageType.EXCEPTION
+            result = TApplicationException(TApplicationException.INTERNAL_ERROR, 'Internal error')
+        oprot.writeMessageBegin("set_calibration", msg_type, seqid)
+        result.write(oprot)
+        oprot.writeMessageEnd()
+        oprot.trans.flush()
+
+    def process_calibration(self, seqid, iprot, oprot):
+        args = calibration_args()
+        args.read(iprot)
+        iprot.readMessageEnd()
+        result = calibration_result()
+        try:
+            result.success = self._handler.calibration(args.run)
+            msg_type = TMessageType.REPLY
+        except TTransport.TTransportException:
+            raise
+        except Error as error:
+            msg_type = TMessageType.REPLY
+            result.error = error
+        except TApplicationException as ex:
+            logging.exception('TApplication exception in handler')
+            msg_type = TMessageType.EXCEPTION
+            result = ex
+        except Exception:
+            logging.exception('Unexpected exception in handler')
+            msg_type = TMessageType.EXCEPTION
+            result = TApplicationException(TApplicationException.INTERNAL_ERROR, 'Internal error')
+        oprot.writeMessageBegin("calibration", msg_type, seqid)
         result.write(oprot)
         oprot.writeMessageEnd()
         oprot.trans.flush()
@@ -3321,6 +3465,311 @@ class probe_result(object):
         return not (self == other)
 all_structs.append(probe_result)
 probe_result.thrift_spec = (
+    (0, TType.STRUCT, 'success', [ProbeSet, None], None, ),  # 0
+    (1, TType.STRUCT, 'error', [Error, None], None, ),  # 1
+)
+
+
+class set_calibration_args(object):
+    """
+    Attributes:
+     - run
+     - texts
+     - by
+
+    """
+
+
+    def __init__(self, run=None, texts=None, by=None,):
+        self.run = run
+        self.texts = texts
+        self.by = by
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.run = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
+                if ftype == TType.LIST:
+                    self.texts = []
+                    (_etype380, _size377) = iprot.readListBegin()
+                    for _i381 in range(_size377):
+                        _elem382 = ProbeText()
+                        _elem382.read(iprot)
+                        self.texts.append(_elem382)
+                    iprot.readListEnd()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 3:
+                if ftype == TType.STRING:
+                    self.by = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('set_calibration_args')
+        if self.run is not None:
+            oprot.writeFieldBegin('run', TType.STRING, 1)
+            oprot.writeString(self.run.encode('utf-8') if sys.version_info[0] == 2 else self.run)
+            oprot.writeFieldEnd()
+        if self.texts is not None:
+            oprot.writeFieldBegin('texts', TType.LIST, 2)
+            oprot.writeListBegin(TType.STRUCT, len(self.texts))
+            for iter383 in self.texts:
+                iter383.write(oprot)
+            oprot.writeListEnd()
+            oprot.writeFieldEnd()
+        if self.by is not None:
+            oprot.writeFieldBegin('by', TType.STRING, 3)
+            oprot.writeString(self.by.encode('utf-8') if sys.version_info[0] == 2 else self.by)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+all_structs.append(set_calibration_args)
+set_calibration_args.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'run', 'UTF8', None, ),  # 1
+    (2, TType.LIST, 'texts', (TType.STRUCT, [ProbeText, None], False), None, ),  # 2
+    (3, TType.STRING, 'by', 'UTF8', None, ),  # 3
+)
+
+
+class set_calibration_result(object):
+    """
+    Attributes:
+     - success
+     - error
+
+    """
+
+
+    def __init__(self, success=None, error=None,):
+        self.success = success
+        self.error = error
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 0:
+                if ftype == TType.STRUCT:
+                    self.success = ProbeSet()
+                    self.success.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 1:
+                if ftype == TType.STRUCT:
+                    self.error = Error.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('set_calibration_result')
+        if self.success is not None:
+            oprot.writeFieldBegin('success', TType.STRUCT, 0)
+            self.success.write(oprot)
+            oprot.writeFieldEnd()
+        if self.error is not None:
+            oprot.writeFieldBegin('error', TType.STRUCT, 1)
+            self.error.write(oprot)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+all_structs.append(set_calibration_result)
+set_calibration_result.thrift_spec = (
+    (0, TType.STRUCT, 'success', [ProbeSet, None], None, ),  # 0
+    (1, TType.STRUCT, 'error', [Error, None], None, ),  # 1
+)
+
+
+class calibration_args(object):
+    """
+    Attributes:
+     - run
+
+    """
+
+
+    def __init__(self, run=None,):
+        self.run = run
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.run = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('calibration_args')
+        if self.run is not None:
+            oprot.writeFieldBegin('run', TType.STRING, 1)
+            oprot.writeString(self.run.encode('utf-8') if sys.version_info[0] == 2 else self.run)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+all_structs.append(calibration_args)
+calibration_args.thrift_spec = (
+    None,  # 0
+    (1, TType.STRING, 'run', 'UTF8', None, ),  # 1
+)
+
+
+class calibration_result(object):
+    """
+    Attributes:
+     - success
+     - error
+
+    """
+
+
+    def __init__(self, success=None, error=None,):
+        self.success = success
+        self.error = error
+
+    def read(self, iprot):
+        if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
+            iprot._fast_decode(self, iprot, [self.__class__, self.thrift_spec])
+            return
+        iprot.readStructBegin()
+        while True:
+            (fname, ftype, fid) = iprot.readFieldBegin()
+            if ftype == TType.STOP:
+                break
+            if fid == 0:
+                if ftype == TType.STRUCT:
+                    self.success = ProbeSet()
+                    self.success.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            elif fid == 1:
+                if ftype == TType.STRUCT:
+                    self.error = Error.read(iprot)
+                else:
+                    iprot.skip(ftype)
+            else:
+                iprot.skip(ftype)
+            iprot.readFieldEnd()
+        iprot.readStructEnd()
+
+    def write(self, oprot):
+        if oprot._fast_encode is not None and self.thrift_spec is not None:
+            oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
+            return
+        oprot.writeStructBegin('calibration_result')
+        if self.success is not None:
+            oprot.writeFieldBegin('success', TType.STRUCT, 0)
+            self.success.write(oprot)
+            oprot.writeFieldEnd()
+        if self.error is not None:
+            oprot.writeFieldBegin('error', TType.STRUCT, 1)
+            self.error.write(oprot)
+            oprot.writeFieldEnd()
+        oprot.writeFieldStop()
+        oprot.writeStructEnd()
+
+    def validate(self):
+        return
+
+    def __repr__(self):
+        L = ['%s=%r' % (key, value)
+             for key, value in self.__dict__.items()]
+        return '%s(%s)' % (self.__class__.__name__, ', '.join(L))
+
+    def __eq__(self, other):
+        return isinstance(other, self.__class__) and self.__dict__ == other.__dict__
+
+    def __ne__(self, other):
+        return not (self == other)
+all_structs.append(calibration_result)
+calibration_result.thrift_spec = (
     (0, TType.STRUCT, 'success', [ProbeSet, None], None, ),  # 0
     (1, TType.STRUCT, 'error', [Error, None], None, ),  # 1
 )

@@ -698,11 +698,11 @@ class pools_result(object):
             if fid == 0:
                 if ftype == TType.LIST:
                     self.success = []
-                    (_etype408, _size405) = iprot.readListBegin()
-                    for _i409 in range(_size405):
-                        _elem410 = Pool()
-                        _elem410.read(iprot)
-                        self.success.append(_elem410)
+                    (_etype415, _size412) = iprot.readListBegin()
+                    for _i416 in range(_size412):
+                        _elem417 = Pool()
+                        _elem417.read(iprot)
+                        self.success.append(_elem417)
                     iprot.readListEnd()
                 else:
                     iprot.skip(ftype)
@@ -724,8 +724,8 @@ class pools_result(object):
         if self.success is not None:
             oprot.writeFieldBegin('success', TType.LIST, 0)
             oprot.writeListBegin(TType.STRUCT, len(self.success))
-            for iter411 in self.success:
-                iter411.write(oprot)
+            for iter418 in self.success:
+                iter418.write(oprot)
             oprot.writeListEnd()
             oprot.writeFieldEnd()
         if self.error is not None:

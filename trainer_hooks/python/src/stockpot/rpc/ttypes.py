@@ -282,6 +282,7 @@ class RunConfig(object):
      - quota_bytes
      - merge_method
      - merge_spectral
+     - publish_alpha
      - publish_codec
      - publish_planes
      - publish_residual_rank
@@ -292,7 +293,7 @@ class RunConfig(object):
     """
 
 
-    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0, compress_history=False, quota_bytes=0, merge_method="monosoup", merge_spectral=float(0), publish_codec="bitdelta", publish_planes=0, publish_residual_rank=0, publish_max_bytes=0, publish_max_share=float(0), publish_max_error=float(-1),):
+    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0, compress_history=False, quota_bytes=0, merge_method="monosoup", merge_spectral=float(0), publish_alpha="mean", publish_codec="bitdelta", publish_planes=0, publish_residual_rank=0, publish_max_bytes=0, publish_max_share=float(0), publish_max_error=float(-1),):
         self.merge_every = merge_every
         self.publish = publish
         self.best_metric = best_metric
@@ -303,6 +304,7 @@ class RunConfig(object):
         self.quota_bytes = quota_bytes
         self.merge_method = merge_method
         self.merge_spectral = merge_spectral
+        self.publish_alpha = publish_alpha
         self.publish_codec = publish_codec
         self.publish_planes = publish_planes
         self.publish_residual_rank = publish_residual_rank
@@ -367,6 +369,11 @@ class RunConfig(object):
             elif fid == 10:
                 if ftype == TType.DOUBLE:
                     self.merge_spectral = iprot.readDouble()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 11:
+                if ftype == TType.STRING:
+                    self.publish_alpha = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
             elif fid == 12:
@@ -448,6 +455,10 @@ class RunConfig(object):
         if self.merge_spectral is not None:
             oprot.writeFieldBegin('merge_spectral', TType.DOUBLE, 10)
             oprot.writeDouble(self.merge_spectral)
+            oprot.writeFieldEnd()
+        if self.publish_alpha is not None:
+            oprot.writeFieldBegin('publish_alpha', TType.STRING, 11)
+            oprot.writeString(self.publish_alpha.encode('utf-8') if sys.version_info[0] == 2 else self.publish_alpha)
             oprot.writeFieldEnd()
         if self.publish_codec is not None:
             oprot.writeFieldBegin('publish_codec', TType.STRING, 12)
@@ -4716,6 +4727,7 @@ class MergeOptions(object):
 class PublishOptions(object):
     """
     Attributes:
+     - alpha
      - planes
      - residual_rank
      - max_bytes
@@ -4725,7 +4737,8 @@ class PublishOptions(object):
     """
 
 
-    def __init__(self, planes=0, residual_rank=0, max_bytes=0, max_share=float(0), max_error=float(-1),):
+    def __init__(self, alpha=None, planes=0, residual_rank=0, max_bytes=0, max_share=float(0), max_error=float(-1),):
+        self.alpha = alpha
         self.planes = planes
         self.residual_rank = residual_rank
         self.max_bytes = max_bytes
@@ -4741,7 +4754,12 @@ class PublishOptions(object):
             (fname, ftype, fid) = iprot.readFieldBegin()
             if ftype == TType.STOP:
                 break
-            if fid == 2:
+            if fid == 1:
+                if ftype == TType.STRING:
+                    self.alpha = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
+                else:
+                    iprot.skip(ftype)
+            elif fid == 2:
                 if ftype == TType.I64:
                     self.planes = iprot.readI64()
                 else:
@@ -4776,6 +4794,10 @@ class PublishOptions(object):
             oprot.trans.write(oprot._fast_encode(self, [self.__class__, self.thrift_spec]))
             return
         oprot.writeStructBegin('PublishOptions')
+        if self.alpha is not None:
+            oprot.writeFieldBegin('alpha', TType.STRING, 1)
+            oprot.writeString(self.alpha.encode('utf-8') if sys.version_info[0] == 2 else self.alpha)
+            oprot.writeFieldEnd()
         if self.planes is not None:
             oprot.writeFieldBegin('planes', TType.I64, 2)
             oprot.writeI64(self.planes)
@@ -5564,7 +5586,7 @@ RunConfig.thrift_spec = (
     (8, TType.I64, 'quota_bytes', None, 0, ),  # 8
     (9, TType.STRING, 'merge_method', 'UTF8', "monosoup", ),  # 9
     (10, TType.DOUBLE, 'merge_spectral', None, float(0), ),  # 10
-    None,  # 11
+    (11, TType.STRING, 'publish_alpha', 'UTF8', "mean", ),  # 11
     (12, TType.STRING, 'publish_codec', 'UTF8', "bitdelta", ),  # 12
     (13, TType.I64, 'publish_planes', None, 0, ),  # 13
     (14, TType.I64, 'publish_residual_rank', None, 0, ),  # 14
@@ -5920,7 +5942,7 @@ MergeOptions.thrift_spec = (
 all_structs.append(PublishOptions)
 PublishOptions.thrift_spec = (
     None,  # 0
-    None,  # 1
+    (1, TType.STRING, 'alpha', 'UTF8', None, ),  # 1
     (2, TType.I64, 'planes', None, 0, ),  # 2
     (3, TType.I64, 'residual_rank', None, 0, ),  # 3
     (4, TType.I64, 'max_bytes', None, 0, ),  # 4
