@@ -152,6 +152,8 @@ void Daemon::Parts::StartHost() {
   ModelHostOptions host_options;
   host_options.base = options.base;
   host_options.threads = options.threads;
+  host_options.distill_seconds = static_cast<double>(options.distill_seconds);
+  host_options.distill_steps = options.distill_steps;
   host_options.engine.running_sequences = options.running_sequences;
   host_options.engine.waiting_requests = options.waiting_requests;
   host_options.engine.step_rows = options.step_rows;
@@ -173,6 +175,9 @@ void Daemon::Parts::StartJobs() {
   jobs.followed = [this](int64_t event) {
     const Router* router = host->router();
     return router == nullptr || router->followed_sequence() >= event;
+  };
+  jobs.calibrate = [this](const CalibrationRequest& request, const ProgressFunction& progress) {
+    return host->Calibrate(request, progress);
   };
   jobs.threads = options.threads;
   jobs.clock = SystemClock();

@@ -47,6 +47,9 @@ const std::vector<Option>& Options() {
       {"quota_mib", nullptr, &O::quota_mib, "MiB of the store's packs, the default is no quota"},
       {"history_mib_per_second", nullptr, &O::history_mib_per_second,
        "MiB of checkpoints per second that compression of history reads"},
+      {"distill_seconds", nullptr, &O::distill_seconds,
+       "of computing for the scales of one variant, --alpha distilled"},
+      {"distill_steps", nullptr, &O::distill_steps, "of the optimizer, likewise"},
       {"drain_seconds", nullptr, &O::drain_seconds, "wait for running requests on SIGTERM"},
   };
   return table;

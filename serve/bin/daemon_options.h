@@ -37,6 +37,8 @@ struct DaemonOptions {
   int64_t drain_seconds = 20;                // on SIGTERM
   int64_t quota_mib = int64_t{1} << 40;      // of the packs on disk; so large: no quota
   int64_t history_mib_per_second = 100;      // of chunks that are compressed in the background
+  int64_t distill_seconds = 300;             // of computing, for the scales of one variant
+  int64_t distill_steps = 200;               // likewise, of the optimizer
   std::string log_level = "info";            // debug, info, warn, error
 };
 

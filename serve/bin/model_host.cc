@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "serve/calibrate/calibrate.h"
 #include "store/artifact_source.h"
 
 namespace stockpot {
@@ -161,15 +162,38 @@ Result<ModelHost::Serving*> ModelHost::WaitForServing(const Digest& base,
   }
 }
 
+Result<std::vector<std::vector<int32_t>>> ModelHost::Tokenize(
+    Serving& serving, const std::vector<std::string>& texts) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto assets, serving.text.Get(serving.base->digest()));
+  std::vector<std::vector<int32_t>> tokens;
+  for (const std::string& text : texts) {
+    STOCKPOT_ASSIGN_OR_RETURN(tokens.emplace_back(),
+                              assets->tokenizer->Encode(text, /*add_special_tokens=*/false));
+  }
+  return tokens;
+}
+
+Result<Calibration> ModelHost::Calibrate(const CalibrationRequest& request,
+                                         const ProgressFunction& progress) {
+  STOCKPOT_ASSIGN_OR_RETURN(Serving* const serving, WaitForServing(request.base, progress));
+  STOCKPOT_ASSIGN_OR_RETURN(const auto tokens, Tokenize(*serving, request.texts));
+  CalibratedModels models{.base = serving->base};
+  STOCKPOT_ASSIGN_OR_RETURN(models.full, VariantModel::Load(serving->base, store_, *request.full));
+  if (progress) STOCKPOT_RETURN_IF_ERROR(progress(0));
+  STOCKPOT_ASSIGN_OR_RETURN(models.draft,
+                            VariantModel::Load(serving->base, store_, *request.draft));
+  CalibrateOptions options;
+  options.closed_form.threads = options_.threads;
+  options.distill.threads = options_.threads;
+  options.distill.seconds = options_.distill_seconds;
+  options.distill.steps = options_.distill_steps;
+  return stockpot::Calibrate(models, request, tokens, options, progress);
+}
+
 Result<ProbeScores> ModelHost::Score(const ScoreRequest& request,
                                      const ProgressFunction& progress) {
   STOCKPOT_ASSIGN_OR_RETURN(Serving* const serving, WaitForServing(request.base, progress));
-  STOCKPOT_ASSIGN_OR_RETURN(const auto text, serving->text.Get(request.base));
-  std::vector<std::vector<int32_t>> tokens;
-  for (const std::string& probe : request.texts) {
-    STOCKPOT_ASSIGN_OR_RETURN(tokens.emplace_back(),
-                              text->tokenizer->Encode(probe, /*add_special_tokens=*/false));
-  }
+  STOCKPOT_ASSIGN_OR_RETURN(const auto tokens, Tokenize(*serving, request.texts));
   std::vector<VariantLease> models;
   for (const Manifest* model : request.models) {
     models.emplace_back();

@@ -14,6 +14,7 @@
 #include "serve/http/text_assets.h"
 #include "serve/variants/router.h"
 #include "serve/variants/variant_cache.h"
+#include "store/calibration.h"
 #include "store/checkpoint_store.h"
 #include "store/scoring.h"
 
@@ -24,6 +25,8 @@ struct ModelHostOptions {
   int threads = 1;
   EngineLimits engine;
   VariantCache::Options cache;
+  double distill_seconds = 300;  // of computing, for the scales of one variant
+  int64_t distill_steps = 200;
 };
 
 // Thread promise: any thread.
@@ -49,6 +52,10 @@ class ModelHost {
   // the base is being loaded. Texts are tokenised by the base, without special tokens around them.
   Result<ProbeScores> Score(const ScoreRequest& request, const ProgressFunction& progress);
 
+  // As store/calibration.h, likewise.
+  Result<Calibration> Calibrate(const CalibrationRequest& request,
+                                const ProgressFunction& progress);
+
   // Waits for running requests; true once none runs.
   bool Drain(int64_t timeout_ms);
 
@@ -59,6 +66,9 @@ class ModelHost {
   Result<Digest> WaitForBase();
   Status Load(const Digest& digest);
   void SetPhase(std::string phase);
+  // By the base's tokenizer, without special tokens around them.
+  static Result<std::vector<std::vector<int32_t>>> Tokenize(
+      Serving& serving, const std::vector<std::string>& texts);
   // What serves this base, once it does.
   Result<Serving*> WaitForServing(const Digest& base, const ProgressFunction& progress) const;
 

@@ -94,6 +94,7 @@ struct Transformer::State {
 
   // --- the batch of the running call; kept for its memory ---
   std::span<const BatchSegment> segments;
+  const LinearObserver* observer = nullptr;
   int64_t rows = 0;
   std::vector<const VariantModel*> variants;  // distinct ones
   std::vector<const DecoderView*> views;      // [variants]
@@ -338,6 +339,7 @@ void Transformer::State::Project(
   std::array<LinearOutput, kMaxShared> outputs;
   size_t count = 0;
   for (const auto& [projection, y] : projections) {
+    if (observer != nullptr) (*observer)(static_cast<int64_t>(layer), projection, Const(x));
     const size_t p = static_cast<size_t>(projection);
     outputs[count] = {.base = weights.layers[layer].weight[p],
                       .bias = weights.layers[layer].bias[p],
@@ -458,8 +460,10 @@ Transformer::Transformer(std::shared_ptr<const BaseModel> base, ThreadPool& thre
     : state_(std::make_unique<State>(std::move(base), threads)) {}
 Transformer::~Transformer() = default;
 
-Status Transformer::Forward(std::span<const BatchSegment> segments, const LogitsSink& sink) {
+Status Transformer::Forward(std::span<const BatchSegment> segments, const LogitsSink& sink,
+                            const LinearObserver* observer) {
   State& s = *state_;
+  s.observer = observer;
   STOCKPOT_RETURN_IF_ERROR(s.Plan(segments));
   if (s.rows == 0) return OkStatus();
   s.LayOut();

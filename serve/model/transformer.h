@@ -32,6 +32,11 @@ struct BatchSegment {
 // [vocab] is valid during the call only.
 using LogitsSink = std::function<void(int64_t segment, int64_t row, std::span<const float> logits)>;
 
+// Sees x [rows, d_in], the input of a linear layer of the blocks, in the order of computation, from
+// the calling thread; x is valid during the call only.
+using LinearObserver =
+    std::function<void(int64_t layer, Projection projection, ConstFloatMatrix x)>;
+
 class Transformer {
  public:
   // `threads` must outlive it.
@@ -42,8 +47,9 @@ class Transformer {
   // projection onto the vocabulary runs in blocks of rows, so memory does not grow with prompt x
   // vocabulary. InvalidArgument (a token id out of range, positions over the model's maximum):
   // nothing changed. Allocates nothing once it has seen a batch of this size. Segments may stand in
-  // any order. REQUIRES: one caller at a time.
-  Status Forward(std::span<const BatchSegment> segments, const LogitsSink& sink);
+  // any order. `observer` may be null. REQUIRES: one caller at a time.
+  Status Forward(std::span<const BatchSegment> segments, const LogitsSink& sink,
+                 const LinearObserver* observer = nullptr);
 
  private:
   struct State;

@@ -17,6 +17,7 @@ ALLOWED = {
     "thrift": ["kernels", "store"],
     "serve/text": ["kernels"],
     "serve/model": ["kernels", "store"],
+    "serve/calibrate": ["kernels", "store", "serve/model"],
     "serve/variants": ["kernels", "store", "serve/model"],
     "serve/engine": ["kernels", "store", "serve/model", "serve/variants"],
     "serve/http": ["kernels", "store", "serve/text", "serve/model", "serve/variants",
@@ -31,6 +32,7 @@ ALLOWED = {
 # Outside header -> folders that may include it (prefixes). What keeps a library in few places.
 OUTSIDE = {
     r"(torch|ATen|c10)/": ["kernels/torch_ops", "store/merge_matrix",
+                           "serve/calibrate/logit_loss",
                            "trainer_hooks/cpp/libtorch_adapter", "examples", "tests"],
     r"rocksdb/": ["store/catalog", "store/rocksdb_options", "store/checkpoint_store", "tests"],
     r"thrift/(T[A-Z]|protocol|transport|server|concurrency|processor|async|config)": [
