@@ -73,10 +73,18 @@ def test_a_trainer_that_continues(daemon: Daemon, client: Client, tiny_base: Pat
             trainer.train()
             assert trainer.state.global_step == steps
             assert hook.stats.committed == saved and hook.stats.failed == 0, hook.stats
-    assert [entry.step.step for entry in client.lineage.log("hf")] == [2, 4, 6]
+    entries = client.lineage.log("hf")
+    assert [entry.step.step for entry in entries] == [2, 4, 6]
+    # Trainer's own mean is over all steps, of which this process did the last two.
+    losses = [entry.step.metrics["loss"] for entry in entries if "loss" in entry.step.metrics]
+    assert losses and min(losses) > 0.9 * max(losses), losses
     slots = next(iter(trainer.optimizer.state.values()))
     assert int(slots["step"]) == 6
     assert trainer.lr_scheduler.last_epoch == 6
+    # Started once more, though it had ended: nothing is added.
+    with CheckpointHook(daemon.thrift, "hf", "tiny", **given) as hook:
+        make_trainer(tiny_base, tmp_path / "out", hook, 6, save_state=True, resume=True).train()
+    assert [entry.step.step for entry in client.lineage.log("hf")] == [2, 4, 6]
 
 
 def test_trainer_without_a_daemon(tiny_base: Path, tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def adopt_merge(client: Client | str, id: str, model: torch.nn.Module, *, cast: 
         The hex digest that was adopted.
 
     Raises:
-        StockpotError: INVALID_ARGUMENT names tensors that are missing, left over, or of another
-            shape or type; NOT_FOUND; CORRUPTION; UNAVAILABLE. The model is as it was.
+        StockpotError: INVALID_ARGUMENT names tensors that are missing, left over, of another shape
+            or type, or not finite; NOT_FOUND; CORRUPTION; UNAVAILABLE. The model is as it was.
     """
     if isinstance(client, str):
         with Client(client) as owned:
@@ -49,6 +49,7 @@ def adopt_merge(client: Client | str, id: str, model: torch.nn.Module, *, cast: 
         artifact = Artifact(client, id)
         digest = artifact.digest
         copies = fetch_copies(artifact, unwrap(model).state_dict(), cast=cast)
+        _check_finite(id, copies)
     except StockpotError as error:
         failure = error
     if place.world > 1:
@@ -57,6 +58,14 @@ def adopt_merge(client: Client | str, id: str, model: torch.nn.Module, *, cast: 
         raise failure
     _apply(copies, optimizer)
     return digest
+
+
+def _check_finite(id: str, copies: list[Copy]) -> None:
+    for copy in copies:
+        if copy.values.is_floating_point() and not bool(torch.isfinite(copy.values.float()).all()):
+            raise StockpotError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"{id}: {copy.name} has values that are NaN or infinite: nothing is adopted")
 
 
 def _apply(copies: list[Copy], optimizer: torch.optim.Optimizer | None) -> None:

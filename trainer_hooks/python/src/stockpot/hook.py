@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -32,6 +34,7 @@ MODEL_FILES = (
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "tokenizer.model", "chat_template.jinja", "chat_template.json",
 )
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # What is waited at the end of a process whose hook was not closed.
 ATEXIT_TIMEOUT_S = 30.0
 # What is waited for the threads after a close: writing the spool, or a connection attempt.
@@ -120,9 +123,12 @@ class CheckpointHook:
             raise StockpotError(
                 ErrorCode.INVALID_ARGUMENT,
                 "every and connections are at least 1, when_full is skip or wait, run has a name")
-        if replicas not in ("split", "first") or "/" in run:
-            raise StockpotError(ErrorCode.INVALID_ARGUMENT,
-                                "replicas is split or first, run is a plain name")
+        if replicas not in ("split", "first"):
+            raise StockpotError(ErrorCode.INVALID_ARGUMENT, "replicas is split or first")
+        if not RUN_NAME.fullmatch(run):
+            raise StockpotError(
+                ErrorCode.INVALID_ARGUMENT, f"{run!r} is no run name: letters, digits, '.', '_', "
+                "'-', at most 128, the first a letter or digit")
         self._security = security or Security.from_environment()
         self._security.check(Address.parse(address))
         self.address = address
@@ -134,6 +140,7 @@ class CheckpointHook:
         self._raise_errors = raise_errors
         self._warned_dtype = False
         self._closed = False
+        self._ended_well = False
         self._last_step = -1
         self._split = replicas == "split"
         self._spool_dir = Path(spool_dir) if spool_dir is not None else None
@@ -143,6 +150,7 @@ class CheckpointHook:
         self._resumed_from = ""
         self._pool = StagingPool(staging_bytes)
         self._planner = Planner(cast_to)
+        self._odd_metrics: set[str] = set()  # that a warning named
         self._copy_threads = CopyThreads(min(MAX_COPY_THREADS, os.cpu_count() or 1))
         self._uploader = Uploader(
             Target(address, run, base, config, dict(tags or {}),
@@ -197,7 +205,7 @@ class CheckpointHook:
         try:
             return self._stage(step, model, metrics or {}, state)
         except Exception as error:
-            self._uploader.give_up(error, f"step {step} is not stored")
+            self._uploader.give_up(error, f"step {step} is not stored", "not staged")
             if self._raise_errors:
                 self._raise_pending()
             return False
@@ -218,7 +226,20 @@ class CheckpointHook:
             resumed = resuming.resume(client, self.run, model, state=state, key=self._attempt,
                                       at=at, place=place, cast=cast)
         self._resumed_from = resumed.artifact if resumed else ""
+        if resumed and at:
+            self._warn_of_newer_steps(resumed.step)
         return resumed
+
+    def _warn_of_newer_steps(self, step: int) -> None:
+        """A step that exists is never replaced, so whoever goes back needs another run."""
+        with contextlib.suppress(StockpotError), \
+                Client(self.address, security=self._security) as client:
+            steps = [entry.step.step for entry in client.lineage.log(self.run)]
+            if any(taken > step for taken in steps):
+                logger.warning(
+                    "run %s: training goes back to step %d, but the run has steps up to %d: those "
+                    "are kept, and others of the same number refused. Give the hook another run "
+                    "name to branch off; the lineage shows where from", self.run, step, max(steps))
 
     def progress(self) -> Progress:
         """Of the upload under way, and what waits behind it. Any thread."""
@@ -229,8 +250,8 @@ class CheckpointHook:
         """Sends evaluation results of a saved step after its upload. False: not accepted."""
         accepted = self._locate().rank == 0
         try:
-            for name, value in metrics.items():
-                job = ReportJob(step, task, name, _number(value), by)
+            for name, value in self._numbers(metrics, f"task {task}").items():
+                job = ReportJob(step, task, name, value, by)
                 accepted = accepted and self._uploader.submit(job)
         except Exception as error:
             self._uploader.report_failure("report", error, "an evaluation result is not stored")
@@ -238,23 +259,28 @@ class CheckpointHook:
         return accepted
 
     def flush(self, timeout_s: float = 600.0) -> bool:
-        """Waits until everything staged is stored or given up. False: not within timeout_s."""
+        """Waits until all that is staged is stored, given up, or spooled with the daemon away.
+
+        False: not within timeout_s. `stats` tells what became of it.
+        """
         return self._uploader.flush(timeout_s)
 
     def close(self, timeout_s: float = 600.0) -> bool:
         """Flushes, then stops the threads. What is not uploaded by then goes to the spool, or is
         dropped and counted where there is none.
 
-        Returns what flush() returned. A closed hook ignores further saves.
+        True: all that was staged is stored. False: something was given up, waits in the spool (a
+        line in the log says where), or took longer. A closed hook ignores further saves.
         """
         if self._closed:
-            return True
+            return self._ended_well
         self._closed = True
         atexit.unregister(self.close)
         finished = self._uploader.flush(timeout_s)
         self._uploader.stop(STOP_TIMEOUT_S)
         self._copy_threads.stop()
-        return finished
+        self._ended_well = finished and self._uploader.is_all_stored()
+        return self._ended_well
 
     def _locate(self) -> Place:
         """Where this process is in its job; found once, when it is known."""
@@ -284,7 +310,7 @@ class CheckpointHook:
         layout = self._planner.plan(pieces)
         files = _files_of(model, self._cast_to) | self._files
         self._check_dtype(layout, files)
-        numbers = {name: _number(value) for name, value in metrics.items()}
+        numbers = self._numbers(metrics, f"step {step}")
         pinned = any(piece.tensor.is_cuda for piece in pieces)
         buffer = self._pool.acquire(layout.size, pinned, self._wait_s)
         if buffer is None:
@@ -303,6 +329,8 @@ class CheckpointHook:
             self._attempt if place.world > 1 else "", self._resumed_from)
         if not self._uploader.submit(SaveJob(contents, buffer)):
             return False
+        if self._pool.is_full(layout.size):
+            self._uploader.spill()
         stall_s = time.monotonic() - start
         self._last_step = step
         self._uploader.count(staged=1, staged_bytes=sum(slot.size for slot in layout.slots),
@@ -317,6 +345,19 @@ class CheckpointHook:
         names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         return sharding.pieces_of(module.state_dict(), place, ties=sharding.ties_of_module(module),
                                   shared=names if self._split else ())
+
+    def _numbers(self, metrics: Mapping[str, Any], of: str) -> dict[str, float]:
+        """What is a number; anything else is named and left out: no checkpoint is lost for it."""
+        numbers = {}
+        for name, value in metrics.items():
+            try:
+                numbers[name] = _number(value)
+            except (TypeError, ValueError, RuntimeError):
+                if name not in self._odd_metrics:
+                    logger.warning("run %s: metric %r of %s is no number (%.60r): left out",
+                                   self.run, name, of, value)
+                self._odd_metrics.add(name)
+        return numbers
 
     def _raise_pending(self) -> None:
         error = self._uploader.take_error()

@@ -28,9 +28,14 @@ else:
     from lightning import Callback, LightningModule, Trainer
 
 
-def whole_module(module: LightningModule) -> torch.nn.Module:
-    """The default of `select`: everything the LightningModule holds."""
-    return module
+def model_in(module: LightningModule) -> torch.nn.Module:
+    """The default of `select`: the one transformers model in the LightningModule, or all of it.
+
+    A base's tensors have the model's own names, without the attribute that holds it in front.
+    """
+    models = [child for child in module.children()
+              if hasattr(getattr(child, "config", None), "to_json_string")]
+    return models[0] if len(models) == 1 else module
 
 
 class StockpotCallback(Callback):
@@ -46,7 +51,7 @@ class StockpotCallback(Callback):
     """
 
     def __init__(self, hook: CheckpointHook, *,
-                 select: Callable[[LightningModule], torch.nn.Module] = whole_module,
+                 select: Callable[[LightningModule], torch.nn.Module] = model_in,
                  save_state: bool = False, resume: bool = False, save_last: bool = True,
                  flush_timeout_s: float = 600.0) -> None:
         """`select` picks the model to store out of the LightningModule (`lambda m: m.model`)."""

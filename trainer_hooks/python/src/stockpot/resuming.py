@@ -159,11 +159,19 @@ def resume(client: Client | str, run: str, model: Any, *, state: State | None = 
     place = place or Place.here()
     module = unwrap(model)
     targets = module.state_dict() if isinstance(module, torch.nn.Module) else module
-    steps: list[Callable[[], Any]] = [
-        copy.apply for copy in fetch_copies(weights, targets, cast=cast)]
     values: dict[str, Any] = {}
-    if state is not None:
-        steps += _plan(_state_of(client, weights), state, model, place, values)
+    try:
+        steps: list[Callable[[], Any]] = [
+            copy.apply for copy in fetch_copies(weights, targets, cast=cast)]
+        if state is not None:
+            steps += _plan(_state_of(client, weights), state, model, place, values)
+    except StockpotError as error:
+        if error.code != ErrorCode.CORRUPTION:
+            raise
+        raise StockpotError(
+            error.code, f"{run}@{weights.step} is damaged ({error.message}): repair it with "
+            "`stockpot scrub --repair-from BACKUP`, or resume from an older step with "
+            f"at=\"{run}@STEP\"") from error
     for apply in steps:
         apply()
     return Resumed(weights.step, weights.digest, values)

@@ -101,6 +101,11 @@ class Spool:
         self._sizes = {entry: _size_of(entry) for entry in self._entries()}  # guarded by _guard
         self._held: set[Path] = set()  # likewise; sent, and other ranks' parts are awaited
 
+    @property
+    def folder(self) -> Path:
+        """Where this rank's entries are written."""
+        return self._own
+
     def size(self) -> int:
         """Bytes of the entries that wait."""
         with self._guard:

@@ -211,8 +211,9 @@ class StagingPool:
     """Buffers up to a limit. Any thread."""
 
     def __init__(self, limit: int | None) -> None:
-        """`limit` in bytes; None: BUFFERS_BY_DEFAULT checkpoints of the size that comes first."""
+        """`limit` in bytes; None: BUFFERS_BY_DEFAULT of the largest checkpoint so far."""
         self._limit = limit
+        self._grows = limit is None
         self._changed = threading.Condition()
         self._free: list[StagingBuffer] = []  # guarded by _changed
         self._allocated = 0  # bytes, likewise
@@ -224,9 +225,10 @@ class StagingPool:
             StockpotError: RESOURCE_EXHAUSTED if `size` is above the limit altogether.
         """
         with self._changed:
+            if self._grows:  # the first checkpoint may lack the optimizer's state
+                self._limit = max(self._limit or 1, BUFFERS_BY_DEFAULT * size)
             limit = self._limit
-            if limit is None:
-                limit = self._limit = BUFFERS_BY_DEFAULT * max(size, 1)
+            assert limit is not None
             if size > limit:
                 raise StockpotError(
                     ErrorCode.RESOURCE_EXHAUSTED,
@@ -238,6 +240,12 @@ class StagingPool:
                 if buffer is not None or remaining <= 0:
                     return buffer
                 self._changed.wait(remaining)
+
+    def is_full(self, size: int) -> bool:
+        """Whether a checkpoint of `size` bytes would have to wait for a buffer."""
+        with self._changed:
+            free = sum(buffer.capacity for buffer in self._free)
+            return self._limit is not None and self._allocated - free + size > self._limit
 
     def release(self, buffer: StagingBuffer) -> None:
         """Takes a buffer back; nobody may look at it any more."""

@@ -46,6 +46,7 @@ class StockpotCallback(TrainerCallback):
         self._flush_timeout_s = flush_timeout_s
         self._logged: dict[str, float] = {}  # as Trainer logged it last
         self._pending: dict[str, float] = {}  # evaluated, and no save to report it for
+        self._odd_log = False  # the next one has a loss over steps that this process did not do
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState,
                        control: TrainerControl, **kwargs: Any) -> None:
@@ -58,15 +59,19 @@ class StockpotCallback(TrainerCallback):
             resumed = self._hook.resume(kwargs["model"], state=self._state_of(kwargs), cast=True)
             if resumed is not None:
                 state.global_step = resumed.step
+                self._odd_log = True  # Trainer divides its sum by all steps since step 0
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                     **kwargs: Any) -> None:
-        if state.global_step % self._hook.every == 0:
+        if state.global_step % self._hook.every == 0 and not _is_over(state):
             self._save(state.global_step, kwargs)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         numbers = _numbers(logs or {})  # evaluation results are logged too: they have their own way
+        if self._odd_log and "loss" in numbers:
+            self._odd_log = False
+            del numbers["loss"]
         self._logged.update({k: v for k, v in numbers.items() if not k.startswith("eval_")})
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
@@ -79,7 +84,7 @@ class StockpotCallback(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                      **kwargs: Any) -> None:
-        if self._save_last and self._hook.last_step != state.global_step:
+        if self._save_last and self._hook.last_step != state.global_step and not _is_over(state):
             self._save(state.global_step, kwargs)
         self._hook.flush(self._flush_timeout_s)
 
@@ -92,6 +97,11 @@ class StockpotCallback(TrainerCallback):
         if self._hook.save(step, given["model"], self._logged | self._pending,
                            state=self._state_of(given)):
             self._pending = {}
+
+
+def _is_over(state: TrainerState) -> bool:
+    """Trainer does one step more when a job that had ended is started again."""
+    return 0 < state.max_steps < state.global_step
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -15,6 +15,7 @@ came from the spool stays there until then.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -46,6 +47,7 @@ logger = logging.getLogger("stockpot")
 
 # Limits.
 MAX_QUEUED_REPORTS = 1000
+SPILL_AFTER_S = 0.1  # queued while the memory is full: an idle uploader has taken it by then
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 15.0
 GATHER_POLL_S = 1.0  # how long one question after the other ranks' parts waits
@@ -141,7 +143,12 @@ class Uploader:
         self._stats = HookStats()
         self._reported: set[str] = set()  # kinds of failure logged since the last success
         self._unseen_error: StockpotError | None = None
+        self._spill_wanted = False
+        self._spilling = 0
+        self._spool_failed = False  # the last try to send what is spooled
 
+        self._spiller = threading.Thread(target=self._spill, daemon=True, name="stockpot-spiller")
+        self._spiller.start()
         self._thread = threading.Thread(target=self._work, daemon=True, name="stockpot-uploader")
         self._thread.start()
 
@@ -170,11 +177,34 @@ class Uploader:
             self._give_back(job)
         return accepted
 
+    def spill(self) -> None:
+        """The memory for copies is full: what is queued goes to the spool, if there is one."""
+        with self._changed:
+            self._spill_wanted = True
+            self._changed.notify_all()
+
     def flush(self, timeout_s: float) -> bool:
-        """Waits until nothing is queued or under way. False: not within timeout_s."""
+        """Waits until nothing is queued or under way, nor spooled while that gets sent.
+
+        False: not within timeout_s.
+        """
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._jobs and not self._busy and not self._gathering, timeout_s)
+                lambda: not self._jobs and not self._busy and not self._gathering
+                and not self._spilling
+                and (self._spool_failed or self._spool is None or not self._spool.unsent()),
+                timeout_s)
+
+    def is_all_stored(self) -> bool:
+        """Whether nothing was given up and nothing waits in the spool; else the log says where."""
+        with self._changed:
+            failed = self._stats.failed
+            waiting = self._spool.count() if self._spool is not None else 0
+        if waiting and self._spool is not None:
+            logger.warning("run %s: %d checkpoints wait in %s for the daemon; the next hook of the "
+                           "run that has this spool sends them", self._target.run, waiting,
+                           self._spool.folder)
+        return not failed and not waiting
 
     def stop(self, timeout_s: float) -> None:
         """Ends the threads. What is queued goes to the spool, or is dropped and counted.
@@ -187,6 +217,7 @@ class Uploader:
         self._client.interrupt()
         self._senders.interrupt()
         self._thread.join(timeout_s)
+        self._spiller.join(timeout_s)
 
     def progress(self) -> Progress:
         """Of the upload under way, and what waits behind it."""
@@ -214,21 +245,21 @@ class Uploader:
             return dataclasses.replace(self._stats)
 
     def report_failure(self, kind: str, error: Exception, consequence: str) -> None:
-        """Counts nothing; logs the first failure of its kind since the last success."""
+        """Counts nothing; logs each loss, and of a kind the first since the last success."""
         with self._changed:
             self._stats.last_error = str(error)
-            is_first = kind not in self._reported
+            is_news = kind == "lost" or kind not in self._reported
             self._reported.add(kind)
-        if is_first:
+        if is_news:
             logger.warning("run %s: %s (%s; training goes on)", self._target.run, error,
                            consequence)
 
-    def give_up(self, error: Exception, consequence: str) -> None:
+    def give_up(self, error: Exception, consequence: str, kind: str = "lost") -> None:
         """A save is lost: counts and reports it, and keeps it for take_error()."""
         self.count(failed=1)
         with self._changed:
             self._unseen_error = as_stockpot_error(error)
-        self.report_failure("lost", error, consequence)
+        self.report_failure(kind, error, consequence)
 
     def take_error(self) -> StockpotError | None:
         """The last given-up save's error, once."""
@@ -292,6 +323,7 @@ class Uploader:
     def _clear(self) -> None:
         """At the end: what is queued goes to the spool or is dropped."""
         with self._changed:
+            self._changed.wait_for(lambda: not self._spilling)
             left = [job for job in self._jobs if isinstance(job, SaveJob)]
             self._jobs.clear()
         closed = StockpotError(ErrorCode.UNAVAILABLE, "the hook was closed before the upload")
@@ -305,6 +337,9 @@ class Uploader:
 
     def _finish(self, job: SaveJob | ReportJob) -> None:
         """Tries until it is done. Raises the last error when it gives up."""
+        # Older ones come first, and sending them may take long.
+        if self._spool is not None and self._spool.unsent() and self._put_off(job):
+            return
         deadline = time.monotonic() + self._retry_for_s
         delay_s = FIRST_RETRY_S
         while True:
@@ -337,6 +372,33 @@ class Uploader:
             return self._changed.wait_for(lambda: self._stopping, timeout_s)
 
     # --- the spool ---
+
+    def _spill(self) -> None:
+        """The spiller's thread: moves what is queued to the disk when the memory is full.
+
+        The upload under way may be held up for minutes, by a daemon that does not answer or by many
+        spooled checkpoints that come first.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._spill_wanted)
+                if self._stopping:
+                    return
+                self._spill_wanted = False
+                self._changed.wait_for(lambda: self._stopping or not self._jobs, SPILL_AFTER_S)
+                job = next((job for job in self._jobs if isinstance(job, SaveJob)), None)
+                if job is None or self._spool is None or self._stopping:
+                    continue
+                self._jobs.remove(job)
+                self._spilling += 1
+            if self._to_spool(job):
+                self._give_back(job)
+            else:
+                with self._changed:
+                    self._jobs.appendleft(job)
+            with self._changed:
+                self._spilling -= 1
+                self._changed.notify_all()
 
     def _put_off(self, job: SaveJob | ReportJob) -> bool:
         """Instead of waiting with the job in memory. False: it cannot be put off."""
@@ -400,8 +462,13 @@ class Uploader:
             if is_complete:
                 spool.remove(entry.folder)
         self._spool_delay_s = FIRST_RETRY_S
+        with self._changed:
+            self._spool_failed = False
 
     def _put_off_spool(self) -> None:
+        with self._changed:
+            self._spool_failed = True
+            self._changed.notify_all()
         self._spool_due = time.monotonic() + self._spool_delay_s * random.uniform(0.5, 1.0)
         self._spool_delay_s = min(2 * self._spool_delay_s, LAST_RETRY_S)
 
@@ -433,9 +500,7 @@ class Uploader:
     def _save(self, job: SaveJob, spooled: Path | None = None) -> bool:
         """`spooled`: the job's entry in the spool. False: other ranks' parts are awaited."""
         if not self._run_confirmed:
-            target = self._target
-            self._client.create_run(target.run, target.base, target.config, target.tags)
-            self._run_confirmed = True
+            self._confirm_run()
         self._meter.begin(job.step, job.total_bytes())
         try:
             artifact = self._upload(job, spooled)
@@ -456,6 +521,17 @@ class Uploader:
         self._succeeded(job.step, artifact)
         return True
 
+    def _confirm_run(self) -> None:
+        target = self._target
+        try:
+            self._client.create_run(target.run, target.base, target.config, target.tags)
+        except StockpotError as error:
+            # A token, a base that is missing, a policy: somebody can put it right, and what is
+            # spooled can wait for that.
+            raise StockpotError(error.code, error.message,
+                                error.retryable or self._spool is not None) from error
+        self._run_confirmed = True
+
     def _upload(self, job: SaveJob, spooled: Path | None) -> str | None:
         """The artifact in hex; None: this rank's part is there, others are awaited elsewhere."""
         contents = job.contents
@@ -463,8 +539,14 @@ class Uploader:
         session = self._client.open_session(SessionRequest(
             kind=Kind.CHECKPOINT, run=self._target.run, step=job.step, rank=contents.place.rank,
             world=contents.place.world, attempt=contents.attempt, resumed_from=resumed_from))
-        self._senders.send_missing(self._client, session, job)
-        reply = self._client.commit_shard(session, job.shard())
+        try:
+            self._senders.send_missing(self._client, session, job)
+            reply = self._client.commit_shard(session, job.shard())
+        except StockpotError as error:
+            if error.code != ErrorCode.UNAVAILABLE:  # a session that is left open counts
+                with contextlib.suppress(StockpotError):
+                    self._client.abort(session)
+            raise
         if reply.complete:
             return str(reply.artifact.hex())
         key = StepKey(self._target.run, job.step, contents.place.world, contents.attempt)
@@ -538,7 +620,7 @@ class Uploader:
         with self._changed:
             self._stats.last_committed_step = max(step, self._stats.last_committed_step)
             self._stats.last_artifact = artifact
-            was_failing = bool(self._reported)
+            was_failing = "upload" in self._reported
             self._reported.clear()
         logger.info("run %s: step %d is stored as %s", self._target.run, step, artifact[:12])
         if was_failing:
