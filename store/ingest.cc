@@ -53,11 +53,13 @@ Status CheckRequest(const CheckpointStore& store, const SessionRequest& request)
           "them and another one after a restart of the job");
     }
     STOCKPOT_RETURN_IF_ERROR(store.GetRun(request.run).status());
-  } else if (request.kind != ArtifactKind::kBase && request.kind != ArtifactKind::kAdapter) {
-    return InvalidArgument("a session takes a checkpoint, a base or an adapter, not a " +
+  } else if (request.kind != ArtifactKind::kBase && request.kind != ArtifactKind::kAdapter &&
+             request.kind != ArtifactKind::kVariant) {
+    return InvalidArgument("a session takes a checkpoint, a base, an adapter or a variant, not a " +
                            std::string(ArtifactKindName(request.kind)));
   } else if (request.step != -1 || request.resumed_from || request.world > 1) {
-    return InvalidArgument("a base or an adapter has no step, one rank, and resumes from nothing");
+    return InvalidArgument("a " + std::string(ArtifactKindName(request.kind)) +
+                           " is of no step, has one rank, and resumes from nothing");
   }
   if (request.kind == ArtifactKind::kAdapter) {
     STOCKPOT_ASSIGN_OR_RETURN(const Digest base, ResolveBase(store, request.base));
@@ -69,7 +71,8 @@ Status CheckRequest(const CheckpointStore& store, const SessionRequest& request)
       }
     }
   } else if (!request.base.empty()) {
-    return InvalidArgument("only an adapter says its base: a checkpoint has its run's");
+    return InvalidArgument("only an adapter says its base: a checkpoint has its run's, a variant "
+                           "its manifest's");
   }
   if (request.resumed_from && !store.HasArtifact(*request.resumed_from) &&
       !store.WasPurged(*request.resumed_from)) {

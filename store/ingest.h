@@ -41,9 +41,13 @@ struct IngestLimits {
   int64_t gathered_bytes = 256 << 20;        // memory of the shards that wait for others
 };
 
+// The one file of a variant's shard: its canonical manifest, whose chunks the session has put.
+inline constexpr std::string_view kVariantManifestFile = "manifest.json";
+
 struct SessionRequest {
-  ArtifactKind kind = ArtifactKind::kCheckpoint;  // kCheckpoint, kBase or kAdapter
-  std::string run;                                // checkpoint: the run; base, adapter: its name
+  // kCheckpoint, kBase, kAdapter or kVariant (one that was made elsewhere)
+  ArtifactKind kind = ArtifactKind::kCheckpoint;
+  std::string run;                                // checkpoint: the run; others: the name
   int64_t step = -1;                              // checkpoint: >= 0
   int32_t rank = 0;
   int32_t world = 1;  // ranks; a base has one
@@ -119,7 +123,10 @@ class Ingest {
   // asked here. For an adapter: the artifact, the edge adapter_of its base, the route NAME (none where the
   // name is POOL/TASK: then the pool decides, store/adapter_pool.h), events
   // "adapter" and "route"; it must be one that can be served (store/lora_adapter.h), of finite
-  // values. AlreadyExists: the step has another checkpoint, or the name another base or adapter. The
+  // values. For a variant that was made elsewhere: the artifact that its manifest is (the one file of
+  // the shard), the edge compressed_from where its source is here, the route NAME, events "variant"
+  // and "route"; its base must be here, and it must pass what of the gate needs no checkpoint
+  // (store/variant_check.h, the size of the update). AlreadyExists: the step has another checkpoint, or the name another base or adapter. The
   // session ends whatever the outcome, but for the retryable ones (IsRetryable): send again what
   // HaveChunks says is missing, and commit again. Committing the same content again, also through a
   // session that such a commit ended, gives the answer that is true by then.

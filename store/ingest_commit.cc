@@ -267,6 +267,8 @@ Result<CommitReply> CommitSession(CheckpointStore& store, const SessionRequest& 
       return CommitBase(store, request, shard);
     case ArtifactKind::kAdapter:
       return CommitAdapter(store, request, shard);
+    case ArtifactKind::kVariant:
+      return CommitVariant(store, request, shard);
     default:
       return CommitCheckpoint(store, request, shard);
   }

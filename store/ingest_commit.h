@@ -16,6 +16,10 @@ Result<CommitReply> CommitSession(CheckpointStore& store, const SessionRequest& 
 Result<CommitReply> CommitAdapter(CheckpointStore& store, const SessionRequest& request,
                                   const ShardCommit& shard);
 
+// The commit of a variant that was made elsewhere (Ingest::CommitShard).
+Result<CommitReply> CommitVariant(CheckpointStore& store, const SessionRequest& request,
+                                  const ShardCommit& shard);
+
 // The digest of a base by its name or digest. NotFound; InvalidArgument: it is no base.
 Result<Digest> ResolveBase(const CheckpointStore& store, const std::string& name);
 

@@ -1,93 +1,17 @@
 // Writing a Hugging Face folder.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "store/lora_adapter.h"
 #include "store/manifest.h"
 #include "store/model_structure.h"
+#include "store/pending_files.h"
 #include "store/safetensors.h"
 
 namespace stockpot {
 namespace {
 
 constexpr int64_t kCopyBytes = int64_t{4} << 20;  // read and written at a time
-constexpr std::string_view kPartialSuffix = ".partial";
-
-// Files that appear together: written as NAME.partial, renamed by Publish in the order they were
-// opened, removed by the destructor otherwise.
-class PendingFiles {
- public:
-  explicit PendingFiles(std::filesystem::path folder) : folder_(std::move(folder)) {}
-  ~PendingFiles() {
-    CloseFile();
-    std::error_code ignored;
-    for (const std::string& name : names_) std::filesystem::remove(Partial(name), ignored);
-  }
-  PendingFiles(const PendingFiles&) = delete;
-  PendingFiles& operator=(const PendingFiles&) = delete;
-
-  Status Begin(const std::string& name) {
-    fd_ = ::open(Partial(name).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd_ < 0) return ErrnoStatus(errno, Partial(name).string());
-    names_.push_back(name);
-    return OkStatus();
-  }
-
-  Status Append(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoStatus(errno, Partial(names_.back()).string());
-      bytes = bytes.subspan(static_cast<size_t>(n));
-    }
-    return OkStatus();
-  }
-  Status Append(std::string_view text) { return Append(std::as_bytes(std::span(text))); }
-
-  Status End() {
-    if (::fsync(fd_) != 0) return ErrnoStatus(errno, Partial(names_.back()).string());
-    CloseFile();
-    return OkStatus();
-  }
-
-  Status Write(const std::string& name, std::string_view text) {
-    STOCKPOT_RETURN_IF_ERROR(Begin(name));
-    STOCKPOT_RETURN_IF_ERROR(Append(text));
-    return End();
-  }
-
-  Status Publish() {
-    for (const std::string& name : names_) {
-      if (::rename(Partial(name).c_str(), (folder_ / name).c_str()) != 0) {
-        return ErrnoStatus(errno, (folder_ / name).string());
-      }
-    }
-    names_.clear();
-    const int fd = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return ErrnoStatus(errno, folder_.string());
-    const Status status = ::fsync(fd) == 0 ? OkStatus() : ErrnoStatus(errno, folder_.string());
-    ::close(fd);
-    return status;
-  }
-
- private:
-  std::filesystem::path Partial(const std::string& name) const {
-    return folder_ / (name + std::string(kPartialSuffix));
-  }
-  void CloseFile() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
-  }
-
-  const std::filesystem::path folder_;
-  std::vector<std::string> names_;
-  int fd_ = -1;
-};
 
 Status RefuseExistingModel(const std::filesystem::path& folder) {
   std::error_code error;

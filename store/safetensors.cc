@@ -192,9 +192,11 @@ Status CheckTiling(const HeaderReader& header, const std::vector<size_t>& order,
 
 }  // namespace
 
-std::string SafetensorsHead(std::span<const TensorInfo* const> tensors) {
+std::string SafetensorsHead(std::span<const TensorInfo* const> tensors,
+                            const std::map<std::string, std::string>& metadata) {
   // "format": transformers refuses a file that does not say which framework wrote it.
   nlohmann::ordered_json header = {{kMetadataKey, {{"format", "pt"}}}};
+  for (const auto& [key, value] : metadata) header[kMetadataKey][key] = value;
   int64_t offset = 0;
   for (const TensorInfo* tensor : tensors) {
     header[tensor->name] = {{"dtype", DTypeName(tensor->dtype)},

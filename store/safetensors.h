@@ -41,8 +41,10 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> head
                                                  int64_t file_bytes);
 
 // What stands before the data: the length field and the header of tensors that are written one after
-// another in this order, padded so that the data begins on 8 bytes.
-std::string SafetensorsHead(std::span<const TensorInfo* const> tensors);
+// another in this order, padded so that the data begins on 8 bytes. `metadata`: beside the "format"
+// that transformers asks for.
+std::string SafetensorsHead(std::span<const TensorInfo* const> tensors,
+                            const std::map<std::string, std::string>& metadata = {});
 
 // Opens a Hugging Face folder: config.json, model.safetensors or a sharded set with
 // model.safetensors.index.json, tokenizer.json, tokenizer_config.json, generation_config.json,

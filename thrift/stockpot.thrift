@@ -89,8 +89,10 @@ struct Run {
 //     step_state then say which ranks never committed. Ranks may begin anew: chunks that are there
 //     do not travel again. A restart of the daemon forgets attempts that are not complete.
 struct SessionRequest {
-  1: Kind kind = Kind.CHECKPOINT  // or BASE, ADAPTER (world = 1, whole tensors)
-  2: string run                   // for a base or an adapter: its name
+  // Or BASE, ADAPTER (world = 1, whole tensors), VARIANT: one that was made elsewhere, whose shard is
+  // one file, "manifest.json": its canonical manifest, the chunks of which the session has put.
+  1: Kind kind = Kind.CHECKPOINT
+  2: string run                   // for any other kind: the name it is known and served under
   3: i64 step = -1
   4: i32 rank = 0                 // 0 .. world - 1
   5: i32 world = 1                // at most MAX_WORLD

@@ -35,13 +35,18 @@ void AddProbeCommands(Registry& registry);      // probe set, show, score
 void AddPoolCommands(Registry& registry);       // pool create, add, list, show, remove, ...
 void AddGateCommand(Registry& registry);        // gate
 void AddBackupCommands(Registry& registry);     // scrub, backup; restore is main.cc's
-void AddExportCommand(Registry& registry);   // export
+void AddExportCommand(Registry& registry);      // export
+void AddVariantCommands(Registry& registry);    // import-variant
 
 // Who does it, for the log: $USER.
 std::string Me();
 
 // Connects, or says what to do about it.
 Result<std::unique_ptr<Client>> ConnectTo(const Globals& globals);
+
+// `export --delta`: the variant that is served under that name, or is that artifact, as one file.
+Status ExportVariant(Client& client, const Globals& globals, const std::string& id,
+                     const std::string& file);
 
 // Prints a job that was just asked for, waiting for it unless told otherwise.
 Status FinishJob(Client& client, const Globals& globals, rpc::Job job, bool wait);

@@ -46,6 +46,7 @@ struct ExportOptions {
   std::string id;
   std::string folder;
   bool states = false;
+  bool delta = false;
 };
 
 // Each group that came with the checkpoint into DIR/states/GROUP. Returns the bytes of all.
@@ -68,6 +69,7 @@ Result<int64_t> ExportStates(Client& client, const Globals& globals, const Diges
 
 Status Export(const Globals& globals, const ExportOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  if (options.delta) return ExportVariant(*client, globals, options.id, options.folder);
   STOCKPOT_ASSIGN_OR_RETURN(const Digest digest, client->Resolve(options.id));
   STOCKPOT_ASSIGN_OR_RETURN(const auto source, OpenRemoteArtifact(*client, digest.Hex()));
   int64_t bytes = 0;
@@ -103,8 +105,13 @@ void AddExportCommand(Registry& registry) {
       "Write an artifact as a Hugging Face folder with full weights, an adapter as PEFT's");
   command->add_option("ID", options->id, "The artifact")->required();
   command->add_option("DIR", options->folder, "Where; must hold no model yet")->required();
-  command->add_flag("--states", options->states,
-                    "Also what came with a checkpoint (the optimizer's), into DIR/states/GROUP");
+  CLI::Option* states = command->add_flag(
+      "--states", options->states,
+      "Also what came with a checkpoint (the optimizer's), into DIR/states/GROUP");
+  command
+      ->add_flag("--delta", options->delta,
+                 "A variant as it is stored, into ONE safetensors file DIR (import-variant)")
+      ->excludes(states);
   command->callback([&registry, options] {
     registry.action = [&registry, options] { return Export(registry.globals, *options); };
   });

@@ -86,6 +86,7 @@ int Main(int argc, char** argv) {
   AddGateCommand(registry);
   AddBackupCommands(registry);
   AddExportCommand(registry);
+  AddVariantCommands(registry);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

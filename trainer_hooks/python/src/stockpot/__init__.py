@@ -15,6 +15,7 @@ ResumableLoader   a DataLoader that continues in the middle of an epoch
 Client            the remote calls, one to one, typed
 load_ops          torch.ops.stockpot.*: the kernels on torch tensors (stockpot.ops)
 load              any artifact (base, checkpoint, merge, variant) as a dict of tensors
+read_variant      likewise, of a file that `stockpot export --delta` wrote, without a daemon
 StockpotError     what Client and load raise; the hook raises nothing into the loop
 """
 
@@ -30,6 +31,7 @@ from stockpot.progress import Progress
 from stockpot.resuming import Resumed, resume
 from stockpot.rpc.ttypes import Kind, RunConfig
 from stockpot.uploader import HookStats
+from stockpot.variant_file import read_variant
 
 __version__ = "0.1.0"
 
@@ -49,5 +51,6 @@ __all__ = [
     "adopt_merge",
     "load",
     "load_ops",
+    "read_variant",
     "resume",
 ]
