@@ -94,11 +94,23 @@ class VariantBuilder {
     }
     config_text_ = config_text.ok() ? std::move(*config_text) : std::string();
     STOCKPOT_ASSIGN_OR_RETURN(StructureConfig config, ParseStructureConfig(config_text_));
+    STOCKPOT_RETURN_IF_ERROR(KnowVocabulary(config));
     structure_.emplace(std::move(config), base_reader_->tensors());
     variant_.kind = ArtifactKind::kVariant;
     variant_.base = source_.base;
     variant_.run = source_.run;
     variant_.step = source_.step;
+    return OkStatus();
+  }
+
+  // What is told from the base's tensors is told by the base's vocabulary.
+  Status KnowVocabulary(StructureConfig& config) {
+    vocabulary_ = config.vocab_size;
+    const Result<std::string> text = base_reader_->ReadFile("config.json");
+    if (text.status().code() == StatusCode::kNotFound) return OkStatus();
+    if (!text.ok()) return text.status();
+    STOCKPOT_ASSIGN_OR_RETURN(const StructureConfig of_base, ParseStructureConfig(*text));
+    config.vocab_size = of_base.vocab_size;
     return OkStatus();
   }
 
@@ -128,8 +140,8 @@ class VariantBuilder {
       const TensorEntry* entry = source_.Find(base.name);
       if (entry == nullptr) {
         STOCKPOT_RETURN_IF_ERROR(TieMissing(base));
-      } else if (entry->shape != base.shape) {
-        return WrongShape(*entry, base);
+      } else {
+        STOCKPOT_RETURN_IF_ERROR(CheckShape(*entry, base));
       }
     }
     for (const TensorEntry& entry : source_.tensors) {
@@ -149,25 +161,35 @@ class VariantBuilder {
       target = structure_->embedding();
     }
     const TensorEntry* tied = source_.Find(target);
-    if (tied == nullptr || tied->shape != base.shape) {
+    if (tied == nullptr || (tied->shape != base.shape && !IsResized(*tied, base))) {
       return InvalidArgument(Quoted(base.name) + " of the base is missing");
     }
     aliases_.push_back({base.name, tied->alias_of.empty() ? target : tied->alias_of});
     return OkStatus();
   }
 
-  Status WrongShape(const TensorEntry& entry, const TensorEntry& base) const {
-    const bool table = structure_->RoleOf(base.name, base.shape) == TensorRole::kTable;
-    const bool resized = table && entry.shape.size() == 2 && entry.shape[1] == base.shape[1];
-    return InvalidArgument(
-        Quoted(entry.name) + " has shape " + ShapeText(entry.shape) + ", the base's is " +
-        ShapeText(base.shape) +
-        (resized ? ": a vocabulary of another size than the base's cannot be published" : ""));
+  // A table of a vocabulary of another size than the base's: the rows that both have are compared.
+  bool IsResized(const TensorEntry& entry, const TensorEntry& base) const {
+    return entry.shape != base.shape && entry.shape.size() == 2 && base.shape.size() == 2 &&
+           entry.shape[1] == base.shape[1] &&
+           structure_->RoleOf(base.name, base.shape) == TensorRole::kTable;
+  }
+
+  Status CheckShape(const TensorEntry& entry, const TensorEntry& base) const {
+    if (entry.shape == base.shape) return OkStatus();
+    const std::string shapes = Quoted(entry.name) + " has shape " + ShapeText(entry.shape) +
+                               ", the base's is " + ShapeText(base.shape);
+    if (!IsResized(entry, base)) return InvalidArgument(shapes);
+    if (vocabulary_ && *vocabulary_ != entry.shape[0]) {
+      return InvalidArgument(shapes + ", and config.json says vocab_size " +
+                             std::to_string(*vocabulary_));
+    }
+    return OkStatus();
   }
 
   // A head of its own where the base ties it by leaving it out.
   bool IsUntiedHead(const TensorEntry& entry) const {
-    const TensorEntry* embedding = base_.Find(structure_->embedding());
+    const TensorEntry* embedding = source_.Resolve(structure_->embedding());
     return embedding != nullptr && ModelStructure::IsHeadName(entry.name) &&
            entry.shape == embedding->shape;
   }
@@ -188,7 +210,7 @@ class VariantBuilder {
     }
     STOCKPOT_ASSIGN_OR_RETURN(const Bytes base_bytes, ReadWeights(*base_reader_, *base));
     STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(*source_reader_, entry));
-    if (entry.dtype != base->dtype &&
+    if (entry.dtype != base->dtype && entry.shape == base->shape &&
         SameValues(AsMatrix(base_bytes, *base), AsMatrix(bytes, entry))) {
       AddUnchanged(entry.name, *base);
       return OkStatus();
@@ -213,7 +235,8 @@ class VariantBuilder {
                              ", not F32, F16 or BF16");
     }
     const TensorEntry* base_target = base_.Resolve(target);
-    if (base_target == nullptr || base_target->shape != entry.shape) {
+    if (base_target == nullptr ||
+        (base_target->shape != entry.shape && !IsResized(entry, *base_target))) {
       return InvalidArgument(Quoted(entry.name) + " is not in the base");
     }
     STOCKPOT_ASSIGN_OR_RETURN(const Bytes base_bytes, ReadWeights(*base_reader_, *base_target));
@@ -236,11 +259,14 @@ class VariantBuilder {
       return InvalidArgument(Quoted(entry.name) + ": " + std::to_string(stats.non_finite) + " of " +
                              std::to_string(entry.elements()) + " values are NaN or infinite");
     }
+    if (!AllFinite(encoder.rows_behind())) {
+      return InvalidArgument(Quoted(entry.name) + ": a row behind the base's last is not finite");
+    }
     if (!AllFinite(base)) {
       return InvalidArgument(Quoted(entry.name) + ": the base's values are not all finite");
     }
     update_square_ += stats.sum_square;
-    base_square_ += SquaredNorm(base, threads_);
+    base_square_ += SquaredNorm(encoder.matrix().base, threads_);
     Changed changed{
         .entry = &entry, .base = &base_entry, .role = role, .stats = stats, .forms = {}};
     const Candidate raw{.codec = Codec::kRaw, .bytes = entry.logical_bytes(), .left = 0};
@@ -251,8 +277,20 @@ class VariantBuilder {
       changed_.push_back(std::move(changed));
       return OkStatus();
     }
-    changed.forms = {FixedForm(how_.codec, role, stats, encoder.candidates(), raw)};
+    changed.forms = {FixedFormOf(role, encoder, raw)};
     return Store(changed, 0, encoder, tuned);
+  }
+
+  // By the rows that the base has too: those behind cost the same in every form.
+  Candidate FixedFormOf(TensorRole role, const TensorEncoder& encoder, Candidate raw) const {
+    const WeightMatrix behind = encoder.rows_behind();
+    const int64_t behind_bytes = behind.rows * behind.cols * DTypeSize(behind.dtype);
+    std::vector<Candidate> candidates = encoder.candidates();
+    for (Candidate& candidate : candidates) candidate.bytes -= behind_bytes;
+    raw.bytes -= behind_bytes;
+    Candidate form = FixedForm(how_.codec, role, encoder.stats(), candidates, raw);
+    form.bytes += behind_bytes;
+    return form;
   }
 
   bool HasBase(const TensorEntry& entry) const { return base_.Resolve(entry.name) != nullptr; }
@@ -426,6 +464,7 @@ class VariantBuilder {
   std::unique_ptr<TensorSource> base_reader_;
   std::string config_text_;
   std::optional<ModelStructure> structure_;
+  std::optional<int64_t> vocabulary_;  // that the artifact's config.json says
 
   Manifest variant_;
   std::vector<AliasEntry> aliases_;

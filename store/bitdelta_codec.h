@@ -22,6 +22,9 @@
 //             and files; with both, what meets the error, refused where it is over the budget;
 //             with neither, max_error 0.4. Reads the artifact twice
 //
+// A vocabulary of another size than the base's: of an embedding or head the rows that both have are
+// judged like that; the rows behind them are stored exactly. config.json must say the new vocab_size.
+//
 // Half, because a raw tensor shares the checkpoint's chunks while that is kept.
 //
 // Which weights are linear layers of a block is decided by structure (store/model_structure.h),
@@ -50,9 +53,8 @@ namespace stockpot {
 // Deterministic: the same artifact gives the same manifest. `progress` may be null.
 //
 // The gate, InvalidArgument naming the tensor: every tensor of the base is present (or tied) with
-// its shape and nothing is extra; tensors that changed are F32, F16 or BF16 and finite; the
-// artifact is a checkpoint or merge. A vocabulary of another size than the base's is refused in
-// this version.
+// its shape (a table may have other rows) and nothing is extra; tensors that changed are F32, F16 or
+// BF16 and finite; the artifact is a checkpoint or merge.
 //
 // Config files are in the variant where they differ from the base's. Attributes:
 //   "source"         hex digest of the artifact

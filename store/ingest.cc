@@ -71,8 +71,9 @@ Status CheckRequest(const CheckpointStore& store, const SessionRequest& request)
       }
     }
   } else if (!request.base.empty()) {
-    return InvalidArgument("only an adapter says its base: a checkpoint has its run's, a variant "
-                           "its manifest's");
+    return InvalidArgument(
+        "only an adapter says its base: a checkpoint has its run's, a variant "
+        "its manifest's");
   }
   if (request.resumed_from && !store.HasArtifact(*request.resumed_from) &&
       !store.WasPurged(*request.resumed_from)) {

@@ -1,5 +1,5 @@
-// The commit of a variant that was made elsewhere: checked like one that is made here, as far as the
-// variant alone shows it, before a name leads to it.
+// The commit of a variant that was made elsewhere: checked like one that is made here, as far as
+// the variant alone shows it, before a name leads to it.
 #include <vector>
 
 #include "store/ingest_commit.h"
@@ -61,8 +61,7 @@ Result<GateMeasures> Measure(const CheckpointStore& store, const Manifest& varia
     break;
   }
   GateMeasures measures;
-  STOCKPOT_ASSIGN_OR_RETURN(measures.update,
-                            CheckVariant(variant, base, config, ReaderOf(store)));
+  STOCKPOT_ASSIGN_OR_RETURN(measures.update, CheckVariant(variant, base, config, ReaderOf(store)));
   return measures;
 }
 

@@ -25,8 +25,7 @@
 //     Further planes, up to kMaxSignPlanes of them without a gap: "signs/1" and "alpha/1", ...
 //     Perhaps a low-rank residual: "residual_a" [r, shape[1]] and "residual_b" [shape[0], r] of
 //     BF16, 1 <= r <= min(shape)
-//   - sparse: 2-D, of float; "counts" of 4 * overlap_rows() bytes, "columns" and "values" of as
-//   many
+//   - sparse: 2-D, of float; "counts" of 4 * overlap_rows() bytes, "columns" and "values" of as many
 //     elements; and where it has more rows than the base's tensor (a vocabulary that grew), "rows":
 //     the bytes of those behind
 //   - alias_of names a tensor of the same manifest that is no alias, of the same dtype and shape

@@ -37,8 +37,14 @@ Status TensorEncoder::Measure(const ChangedMatrix& matrix, const WaysToEncode& w
   ways_ = ways;
   candidates_.clear();
   residuals_.clear();
-  const WeightMatrix &base = matrix.base, &tuned = matrix.tuned;
-  const int64_t count = ways.signs ? ways.planes : 1;
+  const int64_t both = std::min(matrix.base.rows, matrix.tuned.rows);
+  if (matrix.base.rows != matrix.tuned.rows) ways_.signs = false;
+  matrix_.base.rows = matrix_.tuned.rows = both;
+  behind_ = matrix.tuned;
+  behind_.data = matrix.tuned.row(both);
+  behind_.rows = matrix.tuned.rows - both;
+  const WeightMatrix &base = matrix_.base, &tuned = matrix_.tuned;
+  const int64_t count = ways_.signs ? ways.planes : 1;
   STOCKPOT_ASSIGN_OR_RETURN(planes_, MakePlanes(base, tuned, count, threads_));
   if (planes_.stats.non_finite > 0) return OkStatus();  // the caller refuses it
   if (ways.sparse && base.dtype == tuned.dtype) {
@@ -46,10 +52,11 @@ Status TensorEncoder::Measure(const ChangedMatrix& matrix, const WaysToEncode& w
     const int64_t changed = CountChanged(BytesOf(base), BytesOf(tuned), shape);
     candidates_.push_back(
         {.codec = Codec::kSparse,
-         .bytes = SparseBytes(shape.d_out, shape.d_in, shape.element_bytes, changed),
+         .bytes = SparseBytes(shape.d_out, shape.d_in, shape.element_bytes, changed) +
+                  behind_.rows * behind_.cols * DTypeSize(behind_.dtype),
          .left = 0});
   }
-  if (!ways.signs) return OkStatus();
+  if (!ways_.signs) return OkStatus();
   const auto add = [&](int64_t planes, int64_t rank, double left) {
     candidates_.push_back({.codec = Codec::kBitDelta,
                            .planes = planes,
@@ -79,7 +86,11 @@ Status TensorEncoder::PutSparse(TensorEntry& stored) {
       EncodeSparse(BytesOf(matrix_.base), BytesOf(matrix_.tuned), SparseShapeOf(matrix_.base));
   STOCKPOT_RETURN_IF_ERROR(PutPart(store_, parts.counts, stored.parts["counts"]));
   STOCKPOT_RETURN_IF_ERROR(PutPart(store_, parts.columns, stored.parts["columns"]));
-  return PutPart(store_, parts.values, stored.parts["values"]);
+  STOCKPOT_RETURN_IF_ERROR(PutPart(store_, parts.values, stored.parts["values"]));
+  if (behind_.rows == 0) return OkStatus();
+  const auto bytes = static_cast<size_t>(behind_.rows * behind_.cols * DTypeSize(behind_.dtype));
+  STOCKPOT_ASSIGN_OR_RETURN(stored.parts["rows"], store_.PutBytes({BytesOf(behind_), bytes}));
+  return OkStatus();
 }
 
 Status TensorEncoder::PutPlanes(const Candidate& form, TensorEntry& stored) {

@@ -14,7 +14,9 @@
 
 namespace stockpot {
 
-// A weight [d_out, d_in] and its base's. The views must outlive what is made of them.
+// A weight [d_out, d_in] and its base's, which may have another d_out (a vocabulary of another size):
+// then the rows that both have are a delta, and those behind the base's are stored as they are. The
+// views must outlive what is made of them.
 struct ChangedMatrix {
   std::string name;
   WeightMatrix base;
@@ -39,9 +41,13 @@ class TensorEncoder {
   TensorEncoder(CheckpointStore& store, ThreadPool& threads) : store_(store), threads_(threads) {}
 
   // Measures. Afterwards stats() and candidates(), the forms of `ways` in a fixed order: sparse,
-  // then by planes and rank. InvalidArgument: shapes that do not fit.
+  // then by planes and rank; of different heights sparse alone. InvalidArgument: shapes that do not
+  // fit.
   Status Measure(const ChangedMatrix& matrix, const WaysToEncode& ways);
-  const DeltaStats& stats() const { return planes_.stats; }
+  const DeltaStats& stats() const { return planes_.stats; }  // of the rows that both have
+  const ChangedMatrix& matrix() const { return matrix_; }    // likewise
+  // Rows of the weight behind the base's last; none of most.
+  const WeightMatrix& rows_behind() const { return behind_; }
   const std::vector<Candidate>& candidates() const { return candidates_; }
 
   // Puts the parts of a form that was measured. The same matrix and ways make the same parts.
@@ -53,7 +59,8 @@ class TensorEncoder {
 
   CheckpointStore& store_;
   ThreadPool& threads_;
-  ChangedMatrix matrix_;
+  ChangedMatrix matrix_;  // the rows that both have
+  WeightMatrix behind_;
   WaysToEncode ways_;
   DeltaPlanes planes_;
   std::vector<DeltaResidual> residuals_;  // beside ranks_from, ... planes

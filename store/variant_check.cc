@@ -74,14 +74,14 @@ class VariantCheck {
     if (entry.codec == Codec::kRaw) {
       const RawTensorReader reader(entry, read_);
       return Compare(entry, *origin, Elements(entry.dtype, [&](int64_t at, auto out) {
-        return reader.Read(at, out);
-      }));
+                       return reader.Read(at, out);
+                     }));
     }
     STOCKPOT_RETURN_IF_ERROR(DeltaReader::Check(entry, *origin));
     const DeltaReader reader(entry, *origin, read_, /*as_f32=*/true);
     return Compare(entry, *origin, Elements(reader.dtype(), [&](int64_t at, auto out) {
-      return reader.Read(at, out);
-    }));
+                     return reader.Read(at, out);
+                   }));
   }
 
   static ElementReader Elements(DType dtype, ByteReader read) {
@@ -100,8 +100,8 @@ class VariantCheck {
   // Finite, and how far it is from the base where that has elements too: the first ones of both.
   Status Compare(const TensorEntry& entry, const TensorEntry& origin, const ElementReader& own) {
     const RawTensorReader base_reader(origin, read_);
-    const ElementReader base = Elements(
-        origin.dtype, [&](int64_t at, auto out) { return base_reader.Read(at, out); });
+    const ElementReader base =
+        Elements(origin.dtype, [&](int64_t at, auto out) { return base_reader.Read(at, out); });
     const int64_t both = std::min(entry.elements(), origin.elements());
     std::vector<float> values, origins;
     for (int64_t first = 0, count = 0; first < entry.elements(); first += count) {

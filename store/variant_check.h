@@ -1,5 +1,5 @@
-// Whether a variant that comes from elsewhere is whole over its base: what BuildVariant and the gate
-// see of one that is made here, as far as the variant alone shows it.
+// Whether a variant that comes from elsewhere is whole over its base: what BuildVariant and the
+// gate see of one that is made here, as far as the variant alone shows it.
 #pragma once
 
 #include <string_view>

@@ -24,11 +24,15 @@ constexpr std::string_view kHowKey = "stockpot.how";
 constexpr std::string_view kFilePrefix = "file:";
 
 constexpr std::string_view kHow =
-    "W = W_base + alpha[row] * sign: one U8 row of NAME.signs has ceil(columns / 8) bytes, bit i of "
-    "byte w is column 8 * w + i, 1 is plus and 0 is minus (NAME.signs/1, NAME.alpha/1, ...: further "
-    "planes are added likewise). NAME.counts, NAME.columns and NAME.values: the base's tensor with "
-    "counts[row] elements of each row replaced, NAME.rows: rows behind the base's last. NAME alone: "
-    "the tensor itself. What the manifest says has codec \"base\" is the base's tensor.";
+    "W = W_base + alpha[row] * sign: a U8 row of NAME.signs has ceil(columns / 8) bytes, bit i of "
+    "byte w is column 8 * w + i, 1 is plus and 0 is minus. NAME.signs/1, NAME.alpha/1, ...: "
+    "further "
+    "planes, added likewise; so is NAME.residual_b @ NAME.residual_a. NAME.counts, NAME.columns "
+    "and "
+    "NAME.values: the base's tensor with counts[row] elements of each row replaced, NAME.rows: "
+    "rows "
+    "behind the base's last. NAME alone: the tensor itself. What the manifest says has codec "
+    "\"base\" is the base's tensor.";
 
 std::string Quoted(std::string_view name) { return "tensor '" + std::string(name) + "'"; }
 
@@ -50,6 +54,8 @@ TensorInfo InfoOf(const TensorEntry& tensor, const std::string& role, const Part
   if (role == "data") as(tensor.dtype, tensor.shape);
   if (kind == "signs") as(DType::kU8, {rows, SignRowBytes(cols)});
   if (kind == "alpha") as(DType::kF32, {rows});
+  if (kind == "residual_a" && cols > 0) as(DType::kBF16, {part.bytes / (2 * cols), cols});
+  if (kind == "residual_b" && rows > 0) as(DType::kBF16, {rows, part.bytes / (2 * rows)});
   if (kind == "counts") as(DType::kU32, {part.bytes / 4});
   if (kind == "columns") {
     const int64_t width = SparseColumnBytes(cols);
@@ -81,8 +87,8 @@ Result<std::map<std::string, FilePart>> PartsOf(const Manifest& variant) {
     }
   }
   for (const auto& [name, part] : variant.files) {
-    TensorInfo info{.name = std::string(kFilePrefix) + name, .dtype = DType::kU8,
-                    .shape = {part.bytes}};
+    TensorInfo info{
+        .name = std::string(kFilePrefix) + name, .dtype = DType::kU8, .shape = {part.bytes}};
     STOCKPOT_RETURN_IF_ERROR(add(std::move(info), part));
   }
   for (const auto& [name, part] : parts) {
@@ -126,12 +132,12 @@ Status WriteVariantFile(const Manifest& variant, const Manifest& base, const Par
   });
   std::vector<const TensorInfo*> infos;
   for (const FilePart* part : order) infos.push_back(&part->info);
-  const std::string head = SafetensorsHead(
-      infos, {{std::string(kFormatKey), std::string(kVariantFileFormat)},
-              {std::string(kManifestKey), variant.ToJson()},
-              {std::string(kBaseKey), variant.base->Hex()},
-              {std::string(kBaseTensorsKey), BaseTensors(variant, base).dump()},
-              {std::string(kHowKey), std::string(kHow)}});
+  const std::string head =
+      SafetensorsHead(infos, {{std::string(kFormatKey), std::string(kVariantFileFormat)},
+                              {std::string(kManifestKey), variant.ToJson()},
+                              {std::string(kBaseKey), variant.base->Hex()},
+                              {std::string(kBaseTensorsKey), BaseTensors(variant, base).dump()},
+                              {std::string(kHowKey), std::string(kHow)}});
   if (static_cast<int64_t>(head.size()) > kMaxSafetensorsHeaderBytes) {
     return InvalidArgument("the variant's manifest is too long for the header of a file");
   }
@@ -141,9 +147,8 @@ Status WriteVariantFile(const Manifest& variant, const Manifest& base, const Par
   STOCKPOT_RETURN_IF_ERROR(files.Begin(absolute.filename()));
   STOCKPOT_RETURN_IF_ERROR(files.Append(head));
   for (const FilePart* part : order) {
-    const Status status = fetch(*part->part, [&](std::span<const std::byte> bytes) {
-      return files.Append(bytes);
-    });
+    const Status status =
+        fetch(*part->part, [&](std::span<const std::byte> bytes) { return files.Append(bytes); });
     if (!status.ok()) return status.WithContext("part '" + part->info.name + "'");
   }
   STOCKPOT_RETURN_IF_ERROR(files.End());
@@ -203,19 +208,18 @@ Status VariantFile::Read(const std::filesystem::path& file) {
 Status VariantFile::ReadMetadata(std::map<std::string, std::string> metadata) {
   const std::string format = metadata[std::string(kFormatKey)];
   if (format != kVariantFileFormat) {
-    return InvalidArgument(format.empty()
-                               ? "not a variant's file: its metadata has no '" +
-                                     std::string(kFormatKey) + "'"
-                               : "a variant's file of another format, '" + format.substr(0, 64) +
-                                     "': this version reads '" + std::string(kVariantFileFormat) +
-                                     "'");
+    return InvalidArgument(
+        format.empty()
+            ? "not a variant's file: its metadata has no '" + std::string(kFormatKey) + "'"
+            : "a variant's file of another format, '" + format.substr(0, 64) +
+                  "': this version reads '" + std::string(kVariantFileFormat) + "'");
   }
   Result<Manifest> manifest = Manifest::FromJson(metadata[std::string(kManifestKey)]);
   if (!manifest.ok()) return manifest.status().WithContext(kManifestKey);
   manifest_ = *std::move(manifest);
   if (manifest_.kind != ArtifactKind::kVariant) {
-    return InvalidArgument("its manifest is of a " +
-                           std::string(ArtifactKindName(manifest_.kind)) + ", not of a variant");
+    return InvalidArgument("its manifest is of a " + std::string(ArtifactKindName(manifest_.kind)) +
+                           ", not of a variant");
   }
   if (metadata[std::string(kBaseKey)] != manifest_.base->Hex()) {
     return Corruption("'" + std::string(kBaseKey) + "' is not the base of its manifest");
@@ -254,9 +258,8 @@ Status VariantFile::MatchParts() const {
 Status VariantFile::CheckBase(const std::string& name, const Digest& digest,
                               const Manifest& base) const {
   if (digest == *manifest_.base) return OkStatus();
-  const std::string context =
-      path_ + " was made against base " + manifest_.base->ShortHex() + ", '" + name + "' is " +
-      digest.ShortHex() + ": ";
+  const std::string context = path_ + " was made against base " + manifest_.base->ShortHex() +
+                              ", '" + name + "' is " + digest.ShortHex() + ": ";
   for (const auto& [tensor, want] : base_tensors_) {
     const TensorEntry* origin = base.Resolve(tensor);
     if (origin == nullptr) return InvalidArgument(context + "it has no " + Quoted(tensor));

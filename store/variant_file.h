@@ -9,10 +9,11 @@
 //              "file:NAME"     a config file that differs from the base's, U8
 //   metadata   "stockpot.format"        "variant 1"
 //              "stockpot.manifest"      the variant's canonical manifest (store/manifest.h): codec,
-//                                       dtype and shape of every tensor, ties, and the digest of every
-//                                       4 MiB chunk of every part
+//                                       dtype and shape of every tensor, ties, and the digest of
+//                                       every 4 MiB chunk of every part
 //              "stockpot.base"          digest of the base, as in the manifest
-//              "stockpot.base_tensors"  JSON {name: TreeDigest of the base's tensor}, of each that the
+//              "stockpot.base_tensors"  JSON {name: TreeDigest of the base's tensor}, of each that
+//              the
 //                                       variant refers to
 //              "stockpot.how"           the rule to decode it, for a person
 //
@@ -40,8 +41,8 @@ inline constexpr std::string_view kVariantFileFormat = "variant 1";
 using PartFetcher = std::function<Status(
     const Part& part, const std::function<Status(std::span<const std::byte>)>& sink)>;
 
-// Writes FILE, which must not exist; it is there whole, or not at all. InvalidArgument: the artifact
-// is no variant, or two of its parts would have one name.
+// Writes FILE, which must not exist; it is there whole, or not at all. InvalidArgument: the
+// artifact is no variant, or two of its parts would have one name.
 Status WriteVariantFile(const Manifest& variant, const Manifest& base, const PartFetcher& fetch,
                         const std::filesystem::path& file);
 

@@ -163,8 +163,10 @@ Result<ModelHost::Serving*> ModelHost::WaitForServing(const Digest& base,
 }
 
 Result<std::vector<std::vector<int32_t>>> ModelHost::Tokenize(
-    Serving& serving, const std::vector<std::string>& texts) {
-  STOCKPOT_ASSIGN_OR_RETURN(const auto assets, serving.text.Get(serving.base->digest()));
+    Serving& serving, const Manifest* speaker, const std::vector<std::string>& texts) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto assets, speaker == nullptr
+                                                   ? serving.text.Get(serving.base->digest())
+                                                   : serving.text.Get(*speaker));
   std::vector<std::vector<int32_t>> tokens;
   for (const std::string& text : texts) {
     STOCKPOT_ASSIGN_OR_RETURN(tokens.emplace_back(),
@@ -176,12 +178,15 @@ Result<std::vector<std::vector<int32_t>>> ModelHost::Tokenize(
 Result<Calibration> ModelHost::Calibrate(const CalibrationRequest& request,
                                          const ProgressFunction& progress) {
   STOCKPOT_ASSIGN_OR_RETURN(Serving* const serving, WaitForServing(request.base, progress));
-  STOCKPOT_ASSIGN_OR_RETURN(const auto tokens, Tokenize(*serving, request.texts));
+  STOCKPOT_ASSIGN_OR_RETURN(const auto tokens, Tokenize(*serving, request.full, request.texts));
   CalibratedModels models{.base = serving->base};
   STOCKPOT_ASSIGN_OR_RETURN(models.full, VariantModel::Load(serving->base, store_, *request.full));
   if (progress) STOCKPOT_RETURN_IF_ERROR(progress(0));
   STOCKPOT_ASSIGN_OR_RETURN(models.draft,
                             VariantModel::Load(serving->base, store_, *request.draft));
+  if (models.draft->config().vocab_size != serving->base->config().vocab_size) {
+    return InvalidArgument("a model with a vocabulary of its own size is not calibrated");
+  }
   CalibrateOptions options;
   options.closed_form.threads = options_.threads;
   options.distill.threads = options_.threads;
@@ -193,7 +198,9 @@ Result<Calibration> ModelHost::Calibrate(const CalibrationRequest& request,
 Result<ProbeScores> ModelHost::Score(const ScoreRequest& request,
                                      const ProgressFunction& progress) {
   STOCKPOT_ASSIGN_OR_RETURN(Serving* const serving, WaitForServing(request.base, progress));
-  STOCKPOT_ASSIGN_OR_RETURN(const auto tokens, Tokenize(*serving, request.texts));
+  // All of them speak one language, that of the first: a model may have a vocabulary of its own.
+  const Manifest* const first = request.models.empty() ? nullptr : request.models.front();
+  STOCKPOT_ASSIGN_OR_RETURN(const auto tokens, Tokenize(*serving, first, request.texts));
   std::vector<VariantLease> models;
   for (const Manifest* model : request.models) {
     models.emplace_back();

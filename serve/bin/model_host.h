@@ -66,9 +66,9 @@ class ModelHost {
   Result<Digest> WaitForBase();
   Status Load(const Digest& digest);
   void SetPhase(std::string phase);
-  // By the base's tokenizer, without special tokens around them.
+  // By the tokenizer of `speaker` (null: the base's), without special tokens around them.
   static Result<std::vector<std::vector<int32_t>>> Tokenize(
-      Serving& serving, const std::vector<std::string>& texts);
+      Serving& serving, const Manifest* speaker, const std::vector<std::string>& texts);
   // What serves this base, once it does.
   Result<Serving*> WaitForServing(const Digest& base, const ProgressFunction& progress) const;
 

@@ -102,7 +102,8 @@ struct Engine::State {
 };
 
 Status Engine::State::Check(const EngineRequest& request) const {
-  const int64_t vocab = base->config().vocab_size;
+  const int64_t vocab =
+      request.variant ? request.variant->config().vocab_size : base->config().vocab_size;
   if (request.prompt.empty()) return InvalidArgument("the prompt has no tokens");
   if (request.max_tokens < 0) return InvalidArgument("max_tokens must not be negative");
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());

@@ -36,11 +36,15 @@ size_t TopToken(std::span<const float> logits) {
   return static_cast<size_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+int64_t VocabularyOf(const BaseModel& base, const VariantLease& model) {
+  return model != nullptr ? model->config().vocab_size : base.config().vocab_size;
+}
+
 class Scorer {
  public:
   Scorer(std::shared_ptr<const BaseModel> base, std::span<const VariantLease> models,
          const ScorerOptions& options)
-      : vocab_(base->config().vocab_size),
+      : vocab_(VocabularyOf(*base, models[0])),
         models_(models),
         rows_(options.rows),
         window_(Window(*base, models, options)),
@@ -162,11 +166,23 @@ class Scorer {
   std::vector<double> first_log_sums_;  // [rows]
 };
 
-Status CheckTokens(const ModelConfig& config, std::span<const int32_t> tokens) {
+Status CheckTokens(int64_t vocab, std::span<const int32_t> tokens) {
   for (const int32_t token : tokens) {
-    if (token >= 0 && token < config.vocab_size) continue;
+    if (token >= 0 && token < vocab) continue;
     return InvalidArgument("the probe text has token " + std::to_string(token) +
-                           ", the model has 0.." + std::to_string(config.vocab_size - 1));
+                           ", the model has 0.." + std::to_string(vocab - 1));
+  }
+  return OkStatus();
+}
+
+// Distributions over different vocabularies cannot be compared.
+Status CheckVocabularies(const BaseModel& base, std::span<const VariantLease> models) {
+  const int64_t first = VocabularyOf(base, models[0]);
+  for (const VariantLease& model : models) {
+    const int64_t vocab = VocabularyOf(base, model);
+    if (vocab == first) continue;
+    return InvalidArgument("models with vocabularies of " + std::to_string(first) + " and of " +
+                           std::to_string(vocab) + " tokens cannot be scored beside each other");
   }
   return OkStatus();
 }
@@ -179,8 +195,9 @@ Result<ProbeScores> ScoreModels(std::shared_ptr<const BaseModel> base,
                                 const ScorerOptions& options, const ProgressFunction& progress) {
   STOCKPOT_CHECK(!models.empty() && options.rows > 0 && options.threads > 0, models.size(),
                  options.rows, options.threads);
+  STOCKPOT_RETURN_IF_ERROR(CheckVocabularies(*base, models));
   for (const std::vector<int32_t>& text : texts) {
-    STOCKPOT_RETURN_IF_ERROR(CheckTokens(base->config(), text));
+    STOCKPOT_RETURN_IF_ERROR(CheckTokens(VocabularyOf(*base, models[0]), text));
   }
   Result<ProbeScores> scores = Internal("the scorer did not run");
   // Its own thread, since a nice value that went up does not come down again; the threads of the

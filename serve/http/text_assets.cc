@@ -154,8 +154,7 @@ Result<std::string> TextAssetsCache::ReadFile(const Files& files, std::string_vi
   return text;
 }
 
-Result<TextAssetsCache::Files> TextAssetsCache::FilesOf(const Digest& artifact) const {
-  STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(artifact));
+Result<TextAssetsCache::Files> TextAssetsCache::FilesOf(const Manifest& manifest) const {
   if (!manifest.base) return manifest.files;
   STOCKPOT_ASSIGN_OR_RETURN(const Manifest base, store_.GetManifest(*manifest.base));
   Files files = base.files;
@@ -177,6 +176,15 @@ Result<std::shared_ptr<const TextAssets>> TextAssetsCache::Get(const Digest& art
     const auto it = by_artifact_.find(artifact);
     if (it != by_artifact_.end()) return it->second;
   }
+  STOCKPOT_ASSIGN_OR_RETURN(const Manifest manifest, store_.GetManifest(artifact));
+  Result<std::shared_ptr<const TextAssets>> assets = Get(manifest);
+  if (!assets.ok()) return assets;
+  std::lock_guard lock(mutex_);
+  by_artifact_[artifact] = *assets;
+  return assets;
+}
+
+Result<std::shared_ptr<const TextAssets>> TextAssetsCache::Get(const Manifest& artifact) {
   STOCKPOT_ASSIGN_OR_RETURN(const Files files, FilesOf(artifact));
   std::string identity;
   for (const char* name : kFileNames) {
@@ -194,7 +202,8 @@ Result<std::shared_ptr<const TextAssets>> TextAssetsCache::Get(const Digest& art
     const auto read = [&](std::string_view name) { return ReadFile(files, name); };
     Result<std::shared_ptr<const TextAssets>> loaded = TextAssets::Load(read);
     if (!loaded.ok()) {
-      return loaded.status().WithContext("while reading the text files of " + artifact.ShortHex());
+      return loaded.status().WithContext("while reading the text files of " +
+                                         artifact.digest().ShortHex());
     }
     assets = std::move(*loaded);
   }
@@ -210,7 +219,6 @@ Result<std::shared_ptr<const TextAssets>> TextAssetsCache::Get(const Digest& art
   } else {
     shared = assets;
   }
-  by_artifact_[artifact] = assets;
   return assets;
 }
 

@@ -57,10 +57,12 @@ class TextAssetsCache {
   explicit TextAssetsCache(const CheckpointStore& store) : store_(store) {}
 
   Result<std::shared_ptr<const TextAssets>> Get(const Digest& artifact);
+  // Of one that may not be committed; its chunks are put and guarded.
+  Result<std::shared_ptr<const TextAssets>> Get(const Manifest& artifact);
 
  private:
   using Files = std::map<std::string, Part>;
-  Result<Files> FilesOf(const Digest& artifact) const;
+  Result<Files> FilesOf(const Manifest& manifest) const;
   Result<std::string> ReadFile(const Files& files, std::string_view name) const;
 
   const CheckpointStore& store_;

@@ -176,10 +176,10 @@ Status Transformer::State::CheckSegment(const BatchSegment& segment, const Decod
                            std::to_string(view.max_positions));
   }
   for (const int32_t token : segment.tokens) {
-    if (token < 0 || token >= config.vocab_size) {
+    if (token < 0 || token >= view.embeddings.rows) {
       return InvalidArgument("segment " + std::to_string(index) + ": token id " +
                              std::to_string(token) + " is not in 0.." +
-                             std::to_string(config.vocab_size - 1));
+                             std::to_string(view.embeddings.rows - 1));
     }
   }
   return OkStatus();
@@ -423,9 +423,16 @@ void Transformer::State::Layer(size_t layer) {
 void Transformer::State::Deliver(const LogitsSink& sink) {
   const size_t block = static_cast<size_t>(kHeadRows);
   FillTables(0, [](const DecoderView& view) -> const LinearView& { return view.head; });
-  for (size_t begin = 0; begin < wanted.size(); begin += block) {
-    const std::span<const WantedRow> some =
-        std::span(wanted).subspan(begin, std::min(block, wanted.size() - begin));
+  const auto own_head = [this](const WantedRow& row) {
+    return view_of_row[static_cast<size_t>(row.row)]->own_head;
+  };
+  size_t end = 0;
+  for (size_t begin = 0; begin < wanted.size(); begin = end) {
+    // A block is over one head: the base's, or that of a variant with a vocabulary of its own.
+    const WeightMatrix* const own = own_head(wanted[begin]);
+    end = begin + 1;
+    while (end < wanted.size() && end - begin < block && own_head(wanted[end]) == own) ++end;
+    const std::span<const WantedRow> some = std::span(wanted).subspan(begin, end - begin);
     const int64_t count = static_cast<int64_t>(some.size());
     // `normed` is free again, and holds at least as many rows as want logits.
     std::array<int32_t, kHeadRows> variant_rows;
@@ -441,17 +448,25 @@ void Transformer::State::Deliver(const LogitsSink& sink) {
       RmsNorm(Const(Rows(hidden, static_cast<int64_t>(row), static_cast<int64_t>(row) + 1)),
               std::span(&view.final_norm, 1), view.rms_epsilon, Rows(normed, i, i + 1));
     }
-    const FloatMatrix logits{.data = logits_memory.Reserve(count * config.vocab_size),
+    const WeightMatrix& head = own != nullptr ? *own : weights.head;
+    const FloatMatrix logits{.data = logits_memory.Reserve(count * head.rows),
                              .rows = count,
-                             .cols = config.vocab_size,
-                             .stride = config.vocab_size};
-    LinearOutput output{.base = weights.head, .variants = {}, .y = logits};
-    Linear(Const(Rows(normed, 0, count)), {&output, 1}, std::span(variant_rows).first(some.size()),
-           std::span(sum_rows).first(some.size()));
+                             .cols = head.rows,
+                             .stride = head.rows};
+    LinearOutput output{.base = head, .variants = {}, .y = logits};
+    const ConstFloatMatrix x = Const(Rows(normed, 0, count));
+    const auto sums = std::span<const DeltaSum>(sum_rows).first(some.size());
+    if (own == nullptr) {
+      Linear(x, {&output, 1}, std::span<const int32_t>(variant_rows).first(some.size()), sums);
+    } else {
+      const Status status = BitDeltaLinearCpu(
+          {.x = x, .outputs = {&output, 1}, .variant_of_row = {}, .sum_of_row = sums}, scratch,
+          threads);
+      STOCKPOT_CHECK(status.ok(), status.ToString());
+    }
     for (int64_t i = 0; i < count; ++i) {
       const WantedRow& row = some[static_cast<size_t>(i)];
-      sink(row.segment, row.row_in_segment,
-           {logits.row(i), static_cast<size_t>(config.vocab_size)});
+      sink(row.segment, row.row_in_segment, {logits.row(i), static_cast<size_t>(head.rows)});
     }
   }
 }

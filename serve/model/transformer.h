@@ -20,7 +20,7 @@ namespace stockpot {
 // Consecutive tokens of one sequence; they stand at positions kv->length() ...
 struct BatchSegment {
   KvSequence* kv = nullptr;               // with room reserved for the tokens; in one segment only
-  std::span<const int32_t> tokens;        // ids in [0, vocab)
+  std::span<const int32_t> tokens;        // ids in [0, vocab): the variant's own vocabulary
   const VariantModel* variant = nullptr;  // null: the base; else of the transformer's base
   int64_t logits_from = 0;                // rows >= this want logits; tokens.size(): none
   int64_t prompt_rows = 0;                // the first rows that belong to a prompt: their 1-bit

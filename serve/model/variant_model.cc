@@ -26,7 +26,6 @@ Status CheckSameArchitecture(const ModelConfig& base, const ModelConfig& variant
     int64_t variant;
   };
   const Field fields[] = {
-      {"vocab_size", base.vocab_size, variant.vocab_size},
       {"hidden_size", base.hidden_size, variant.hidden_size},
       {"num_hidden_layers", base.layers, variant.layers},
       {"num_attention_heads", base.heads, variant.heads},
@@ -118,7 +117,8 @@ class VariantLoader {
                                "' is said to be the base's, which has none");
       }
       const auto data = target->parts.find("data");
-      if (data == target->parts.end() || data->second.digest() != entry.content) {
+      if (data == target->parts.end() || data->second.digest() != entry.content ||
+          target->shape != entry.shape) {
         return InvalidArgument("tensor '" + entry.name +
                                "' is said to be the base's, which differs");
       }
@@ -355,6 +355,7 @@ class VariantLoader {
           "config.json ties the embeddings, but tensor 'lm_head.weight' differs from "
           "'model.embed_tokens.weight'");
     }
+    if (tensors_.config.vocab_size != base_.config.vocab_size) return LoadOwnHead(tied, head);
     if (!tied) {
       STOCKPOT_ASSIGN_OR_RETURN(tensors_.view.head, Linear(*head, base_.head));
       return OkStatus();
@@ -370,6 +371,22 @@ class VariantLoader {
     }
     const WeightMatrix& own = tensors_.view.embeddings;
     if (own.data != base_.head.data) tensors_.view.head.delta.dense = tensors_.storage.Keep(own);
+    return OkStatus();
+  }
+
+  // Of a vocabulary of another size: there is no base's product to share, so it is dense.
+  Status LoadOwnHead(bool tied, const TensorEntry* head) {
+    WeightMatrix own = tensors_.view.embeddings;
+    if (!tied) {
+      if (head->codec != Codec::kRaw && head->codec != Codec::kSparse) {
+        return InvalidArgument("tensor '" + head->name + "': codec " +
+                               std::string(CodecName(head->codec)) +
+                               " is not supported for a head of another size than the base's");
+      }
+      STOCKPOT_ASSIGN_OR_RETURN(
+          own, head->codec == Codec::kRaw ? RawMatrix(*head) : DecodedMatrix(*head));
+    }
+    tensors_.view.own_head = tensors_.storage.Keep(own);
     return OkStatus();
   }
 

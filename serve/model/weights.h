@@ -67,8 +67,8 @@ class VariantModel {
   // are damaged.
   //
   // Where its config.json differs: rope_theta, rope scaling, rms_norm_eps, max_position_embeddings,
-  // tie_word_embeddings and the special tokens are the variant's own; sizes and biases must be the
-  // base's.
+  // tie_word_embeddings, vocab_size and the special tokens are the variant's own; the other sizes
+  // and biases must be the base's.
   static Result<std::shared_ptr<const VariantModel>> Load(std::shared_ptr<const BaseModel> base,
                                                           const CheckpointStore& store,
                                                           const Digest& variant);

@@ -84,12 +84,13 @@ struct DecoderLayerView {
 };
 
 struct DecoderView {
-  WeightMatrix embeddings;                       // [vocab, hidden]
+  WeightMatrix embeddings;                       // [its vocab, hidden]
   const PackedSigns* embedding_signs = nullptr;  // [vocab, hidden], added to a row that is looked
                                                  // up; null: none
   std::vector<DecoderLayerView> layers;
   const float* final_norm = nullptr;  // [hidden]
   LinearView head;                    // over the base's head
+  const WeightMatrix* own_head = nullptr;  // in its place, where the vocabulary has another size
   std::vector<float> inv_freq;        // [head_dim / 2]
   float rms_epsilon = 0;
   int64_t max_positions = 0;

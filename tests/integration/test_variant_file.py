@@ -159,7 +159,7 @@ def test_bitdeltas_own_file_is_taken(daemon: Daemon, base_folder: Path, base_wei
     diff["model.layers.9.mlp.up_proj.weight"] = torch.zeros(2, 2)
     diff["model.layers.0.mlp.up_proj.coeff"] = torch.tensor(float("nan"))
     torch.save(diff, tmp_path / "bad.pt")
-    with pytest.raises(StockpotError, match="layers.9"):
+    with pytest.raises(StockpotError, match=r"layers\.9"):
         bitdelta_import.convert(tmp_path / "bad.pt", base_folder, tmp_path / "bad", base)
     del diff["model.layers.9.mlp.up_proj.weight"]
     torch.save(diff, tmp_path / "bad.pt")

@@ -26,8 +26,7 @@ class ChunkSender {
 
   Status Send() {
     if (digests_.empty()) return OkStatus();
-    STOCKPOT_ASSIGN_OR_RETURN(const std::vector<bool> have,
-                              client_.HaveChunks(session_, digests_));
+    STOCKPOT_ASSIGN_OR_RETURN(const std::vector<bool> have, client_.HaveChunks(session_, digests_));
     std::vector<ChunkView> missing;
     for (size_t i = 0; i < digests_.size(); ++i) {
       if (have[i]) continue;
@@ -36,9 +35,9 @@ class ChunkSender {
     }
     STOCKPOT_RETURN_IF_ERROR(client_.PutChunks(session_, missing));
     done_bytes_ += pending_bytes_;
-    line_.Show(static_cast<double>(done_bytes_) /
-                   static_cast<double>(std::max<int64_t>(1, total_bytes_)),
-               HumanBytes(done_bytes_) + " of " + HumanBytes(total_bytes_));
+    line_.Show(
+        static_cast<double>(done_bytes_) / static_cast<double>(std::max<int64_t>(1, total_bytes_)),
+        HumanBytes(done_bytes_) + " of " + HumanBytes(total_bytes_));
     digests_.clear();
     chunks_.clear();
     pending_bytes_ = 0;
@@ -85,7 +84,7 @@ Status CheckBase(Client& client, const VariantFile& file, const std::string& bas
     if (client.FetchManifest(wanted.Hex()).ok()) return OkStatus();
     STOCKPOT_ASSIGN_OR_RETURN(const rpc::DaemonStatus status, client.GetStatus());
     name = status.base;
-    if (name.empty()) {
+    if (name.empty() || !client.Resolve(name).ok()) {
       return NotFound("its base " + wanted.ShortHex() + " is not stored here: import it first");
     }
   }

@@ -1,6 +1,7 @@
 // What loading refuses, by name, and what it accepts although it looks odd.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -111,6 +112,40 @@ class VariantModelTest : public ::testing::Test {
     const std::vector<int32_t> prompt = {3, 1, 4, 1, 5, 9, 2, 6};
     return test::PromptLogits(transformer, pool, variant, prompt);
   }
+  // The last token's logits of a prompt for each, in one batch and alone.
+  void ExpectSameInOneBatch(const std::vector<const VariantModel*>& variants) {
+    ThreadPool threads(2);
+    Transformer transformer(world_.base, threads);
+    KvPool pool(world_.base->config(), int64_t{1} << 22);
+    const std::vector<int32_t> prompt = {3, 1, 4, 1, 5, 9, 2, 36};  // each has these
+    std::vector<KvSequence> caches;
+    std::vector<BatchSegment> segments;
+    caches.reserve(variants.size());
+    for (const VariantModel* variant : variants) {
+      ASSERT_OK(caches.emplace_back(pool.NewSequence()).Reserve(8));
+      segments.push_back({.kv = &caches.back(),
+                          .tokens = prompt,
+                          .variant = variant,
+                          .logits_from = 0,
+                          .prompt_rows = 8});
+    }
+    std::vector<std::vector<float>> logits(variants.size());
+    ASSERT_OK(transformer.Forward(segments, [&](int64_t s, int64_t, std::span<const float> row) {
+      logits[static_cast<size_t>(s)].insert(logits[static_cast<size_t>(s)].end(), row.begin(),
+                                            row.end());
+    }));
+    for (size_t i = 0; i < variants.size(); ++i) {
+      const int64_t vocab = variants[i] == nullptr ? world_.base->config().vocab_size
+                                                   : variants[i]->config().vocab_size;
+      ASSERT_EQ(std::ssize(logits[i]), 8 * vocab);
+      EXPECT_EQ(logits[i], test::PromptLogits(transformer, pool, variants[i], prompt)) << i;
+    }
+    const std::vector<int32_t> past = {static_cast<int32_t>(variants[1]->config().vocab_size)};
+    KvSequence cache = pool.NewSequence();
+    ASSERT_OK(cache.Reserve(1));
+    const BatchSegment bad{.kv = &cache, .tokens = past, .variant = variants[1]};
+    EXPECT_EQ(transformer.Forward({&bad, 1}, {}).code(), StatusCode::kInvalidArgument);
+  }
   // Logits of `model` loaded as a base of its own.
   static std::vector<float> LogitsOf(const TestModel& model) {
     const auto base = LoadBase(model).value();
@@ -133,6 +168,7 @@ class VariantModelTest : public ::testing::Test {
   TestModel base_model_ = test::RandomBase(1);
   TestModel tuned_ = test::TunedFrom(base_model_, 2);
   World world_{base_model_};
+  std::mt19937_64 random_{3};
 };
 
 TEST_F(VariantModelTest, ReadsWhatDiffersAndNothingElse) {
@@ -208,7 +244,7 @@ TEST_F(VariantModelTest, ConfigOverridesAreAppliedOrRefused) {
   EXPECT_EQ(own_eos->config().eos_tokens, std::vector<int32_t>{5});
 
   ExpectRefused(LoadStatus(WithConfig(good, "\"vocab_size\": 40", "\"vocab_size\": 41")),
-                {"vocab_size", "41", "40"});
+                {"model.embed_tokens.weight", "[40, 24]", "[41, 24]"});
   ExpectRefused(
       LoadStatus(WithConfig(good, "\"num_attention_heads\": 3", "\"num_attention_heads\": 2")),
       {"num_attention_heads"});
@@ -217,6 +253,45 @@ TEST_F(VariantModelTest, ConfigOverridesAreAppliedOrRefused) {
   ExpectRefused(
       LoadStatus(WithConfig(good, "\"head_dim\"", "\"hidden_act\": \"gelu\", \"head_dim\"")),
       {"gelu"});
+}
+
+// A vocabulary of its own: the logits are those of the model loaded alone, bit for bit, with as
+// many of them as it has tokens, also in one batch with the base and with variants of the base's
+// size.
+TEST_F(VariantModelTest, AVocabularyOfItsOwnIsServedBesideTheBases) {
+  const std::string embed = "model.embed_tokens.weight", head = "lm_head.weight";
+  const int64_t hidden = base_model_.Find(embed)->shape[1];
+  for (const int64_t vocab : {43, 37}) {
+    for (const bool tied : {true, false}) {
+      TestModel model = tuned_;
+      model.SetBytes(embed, DType::kBF16, base_model_.Find(embed)->shape,
+                     *base_model_.ReadAll(embed));  // so that the rows of both are stored sparse
+      TestModel grown = model;
+      grown.SetRandom(embed, DType::kBF16, {vocab, hidden}, random_, 0.05);
+      std::vector<std::byte> rows = *grown.ReadAll(embed);
+      const std::vector<std::byte> old = *base_model_.ReadAll(embed);
+      std::copy_n(old.begin(), std::min(old.size(), rows.size()), rows.begin());
+      model.SetBytes(embed, DType::kBF16, {vocab, hidden}, rows);
+      if (!tied) model.SetRandom(head, DType::kBF16, {vocab, hidden}, random_, 0.05);
+      std::string& config = model.config_files["config.json"];
+      const std::string was = "\"vocab_size\": 40";
+      config.replace(config.find(was), was.size(), "\"vocab_size\": " + std::to_string(vocab));
+      if (!tied) {
+        const std::string ties = "\"tie_word_embeddings\": true";
+        config.replace(config.find(ties), ties.size(), "\"tie_word_embeddings\": false");
+      }
+      const auto dense = world_.Load(world_.Publish(model, PublishCodec::kDense));
+      ASSERT_NE(dense, nullptr);
+      EXPECT_EQ(dense->config().vocab_size, vocab);
+      EXPECT_EQ(Logits(dense.get()), LogitsOf(model));
+      const Digest digest = world_.Publish(model);
+      EXPECT_EQ(world_.ManifestOf(digest).Find(embed)->codec, Codec::kSparse);
+      const auto variant = world_.Load(digest);
+      ASSERT_NE(variant, nullptr);
+      const auto plain = world_.Load(world_.Publish(tuned_));
+      ExpectSameInOneBatch({nullptr, variant.get(), plain.get(), dense.get(), variant.get()});
+    }
+  }
 }
 
 TEST_F(VariantModelTest, RefusesNonFiniteValuesOfItsOwn) {

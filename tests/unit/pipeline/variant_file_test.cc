@@ -45,7 +45,8 @@ class VariantFileTest : public ::testing::Test {
     tuned.config_files["config.json"] = R"({"rope_theta":7})";
     const Digest checkpoint =
         StoreModel(*store_, tuned, ArtifactKind::kCheckpoint, base_digest_, "run", 1);
-    variant_ = BuildVariant(*store_, checkpoint, PublishCodec::kBitDelta, threads_, nullptr).value();
+    variant_ =
+        BuildVariant(*store_, checkpoint, PublishCodec::kBitDelta, threads_, nullptr).value();
     base_manifest_ = store_->GetManifest(base_digest_).value();
     EXPECT_OK(Write(variant_, path_));
   }
@@ -141,8 +142,7 @@ TEST_F(VariantFileTest, OnlyAVariantBecomesAFileAndNoFileIsReplaced) {
   TensorEntry raw{.name = kQ + ".alpha", .dtype = DType::kU8, .shape = {0}};
   raw.parts["data"] = {};
   clash.tensors.push_back(raw);
-  EXPECT_THAT(Write(clash, temporary_.path() / "clash").message(),
-              HasSubstr("'" + kQ + ".alpha'"));
+  EXPECT_THAT(Write(clash, temporary_.path() / "clash").message(), HasSubstr("'" + kQ + ".alpha'"));
   EXPECT_FALSE(std::filesystem::exists(temporary_.path() / "clash"));
 }
 
@@ -193,9 +193,10 @@ TEST_F(VariantFileTest, TheCommitRefusesWhatPublishWouldNotHaveMade) {
     std::function<void(Manifest&)> spoil;
   };
   const std::vector<Case> cases = {
-      {"is missing", [&](Manifest& m) { std::erase_if(m.tensors, [](const TensorEntry& t) {
-                                          return t.name == kQ;
-                                        }); }},
+      {"is missing",
+       [&](Manifest& m) {
+         std::erase_if(m.tensors, [](const TensorEntry& t) { return t.name == kQ; });
+       }},
       {"element 0 is not finite",
        [&](Manifest& m) {
          find(m, kQ).parts["alpha"] = put(std::vector<float>(static_cast<size_t>(rows), NAN));
@@ -242,8 +243,8 @@ TEST_F(VariantFileTest, TheCommitRefusesWhatPublishWouldNotHaveMade) {
 TEST_F(VariantFileTest, TheUpdateIsMeasuredNotBelieved) {
   Manifest lies = variant_;
   lies.attributes["update"] = "0";
-  const auto update = CheckVariant(lies, base_manifest_, base_.config_files["config.json"],
-                                   PartReaderOf(*store_));
+  const auto update =
+      CheckVariant(lies, base_manifest_, base_.config_files["config.json"], PartReaderOf(*store_));
   ASSERT_OK(update);
   double moved = 0, origin = 0;
   Commit commit;
@@ -256,8 +257,9 @@ TEST_F(VariantFileTest, TheUpdateIsMeasuredNotBelieved) {
     const auto bytes = (*source)->ReadAll(entry.name);
     const std::vector<float> of_base = base_.Values(entry.name);
     for (size_t i = 0; i < of_base.size(); ++i) {
-      const double d = LoadWeight(bytes->data(), (*source)->Find(entry.name)->dtype,
-                                  static_cast<int64_t>(i)) - of_base[i];
+      const double d =
+          LoadWeight(bytes->data(), (*source)->Find(entry.name)->dtype, static_cast<int64_t>(i)) -
+          of_base[i];
       moved += d * d;
       origin += static_cast<double>(of_base[i]) * of_base[i];
     }

@@ -3,12 +3,12 @@
     python -m stockpot.bitdelta_import diff.pt BASE_FOLDER OUT.safetensors --base DIGEST
 
 Such a file is a pickle of a dict. A compressed layer MODULE has
-    MODULE.mask   int32 [d_in / 32, d_out]: bit j of word w in column o is 1 where the delta's element
-                  (o, 32 * w + j) is >= 0
+    MODULE.mask   int32 [d_in / 32, d_out]: bit j of word w in column o is 1 where the element
+                  (o, 32 * w + j) of the delta is >= 0
     MODULE.coeff  a scalar: W = W_base + coeff * (+1 or -1)
-and whatever else training touched (embeddings, norms, head) is there whole under its own name. It is
-read with torch.load(weights_only=True), here and never in the daemon. DIGEST is the base's in the
-daemon (`stockpot show NAME`); the daemon checks it, and the variant, when the file is imported.
+and whatever else training touched (embeddings, norms, head) is there whole under its own name. It
+is read with torch.load(weights_only=True), here and never in the daemon. DIGEST is the base's in
+the daemon (`stockpot show NAME`); the daemon checks it, and the variant, when it is imported.
 """
 
 from __future__ import annotations

@@ -232,21 +232,28 @@ class Artifact:
         dtype = dtypes.dtype_of(entry["dtype"])
         column_type = np.dtype("<u2" if columns <= 65536 else "<u4")
         changed = entry["parts"].get("columns", {"bytes": 0})["bytes"] // column_type.itemsize
-        sizes = {"counts": 4 * rows, "columns": changed * column_type.itemsize,
-                 "values": changed * dtype.itemsize}
-        counts, where, values = (
+        # Rows behind the base's last: of a vocabulary that grew.
+        row_bytes = columns * dtype.itemsize
+        behind = entry["parts"].get("rows", {"bytes": 0})["bytes"] // (row_bytes or 1)
+        sizes = {"counts": 4 * (rows - behind), "columns": changed * column_type.itemsize,
+                 "values": changed * dtype.itemsize, "rows": behind * row_bytes}
+        counts, where, values, more = (
             self._chunks(f"tensor {name}", part, 0, len(part["chunks"]))
             for part in (self._part(name, entry, role, size) for role, size in sizes.items()))
-        row = np.repeat(np.arange(rows), np.frombuffer(counts, "<u4"))
+        row = np.repeat(np.arange(rows - behind), np.frombuffer(counts, "<u4"))
         column = np.frombuffer(where, column_type).astype(np.int64)
-        result = self._base_artifact(name).tensor(name).clone()
-        if list(result.shape) != [rows, columns] or result.dtype != dtype:
+        base = self._base_artifact(name).tensor(name)
+        result = base[:rows - behind].clone()
+        if (list(result.shape) != [rows - behind, columns] or result.dtype != dtype
+                or (behind and len(result) != len(base))):
             raise self._corrupt(name, "the base's tensor has another shape or dtype")
         if len(row) != changed or (column >= columns).any():
             raise self._corrupt(name, "its changed elements contradict their counts")
         if changed:
             result[torch.from_numpy(row), torch.from_numpy(column)] = torch.frombuffer(
                 values, dtype=dtype)
+        if behind:
+            result = torch.cat([result, torch.frombuffer(more, dtype=dtype).view(behind, columns)])
         return result
 
     def _part(self, name: str, entry: dict[str, Any], role: str, size: int) -> dict[str, Any]:

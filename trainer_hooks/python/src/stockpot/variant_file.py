@@ -63,7 +63,10 @@ def _decode(entry: dict[str, Any], parts: dict[str, torch.Tensor], origin: torch
         bits = np.unpackbits(parts[f"signs{plane}"].numpy(), axis=1, bitorder="little")
         signs = torch.from_numpy(2.0 * bits[:, :weight.shape[1]] - 1).float()
         weight += parts[f"alpha{plane}"][:, None] * signs
-    unknown = {role.split("/")[0] for role in parts} - {"signs", "alpha"}
+    if "residual_a" in parts:
+        weight += parts["residual_b"].float() @ parts["residual_a"].float()
+    known = {"signs", "alpha", "residual_a", "residual_b"}
+    unknown = {role.split("/")[0] for role in parts} - known
     if unknown:
         raise StockpotError(ErrorCode.INVALID_ARGUMENT,
                             f"{entry['name']!r} has parts that this reader does not know: "
