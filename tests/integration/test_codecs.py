@@ -186,7 +186,8 @@ def test_push_sets_and_changes_what_a_run_publishes(daemon: Daemon, base_folder:
     def config() -> dict[str, object]:
         runs = json.loads(daemon.cli("--json", "runs").stdout)
         shown = next(run for run in runs if run["name"] == "flags")["config"]
-        return {key[8:]: value for key, value in shown.items() if key.startswith("publish_")}
+        return {key: shown[f"publish_{key}"] for key in (
+            "codec", "planes", "residual_rank", "max_bytes", "max_share", "max_error")}
 
     daemon.cli("push", "flags", 1, base_folder, "--base", "tiny", "--publish", "request",
                "--publish-codec", "auto", "--publish-planes", 3, "--publish-max-bytes", "40%")
