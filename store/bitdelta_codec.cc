@@ -31,13 +31,19 @@ WeightMatrix AsMatrix(const Bytes& bytes, const TensorEntry& entry) {
 class VariantBuilder {
  public:
   VariantBuilder(CheckpointStore& store, PublishCodec codec, const PublishOptions& options,
-                 ThreadPool& threads, const ProgressFunction& progress)
-      : store_(store), how_{codec, options}, threads_(threads), progress_(progress) {}
+                 ThreadPool& threads, const ProgressFunction& progress, const PublishDraft& draft)
+      : store_(store),
+        how_{codec, options},
+        threads_(threads),
+        progress_(progress),
+        draft_(draft) {}
 
   Result<Manifest> Build(const Digest& artifact) {
     STOCKPOT_RETURN_IF_ERROR(Open(artifact));
     STOCKPOT_RETURN_IF_ERROR(CheckComplete());
-    for (const TensorEntry& entry : source_.tensors) {
+    for (size_t next = Resume(artifact); next < source_.tensors.size(); ++next) {
+      const TensorEntry& entry = source_.tensors[next];
+      STOCKPOT_RETURN_IF_ERROR(SaveDraft(artifact, next));
       STOCKPOT_RETURN_IF_ERROR(Advance(entry));
       if (entry.alias_of.empty()) STOCKPOT_RETURN_IF_ERROR(AddTensor(entry));
     }
@@ -101,6 +107,56 @@ class VariantBuilder {
     variant_.run = source_.run;
     variant_.step = source_.step;
     return OkStatus();
+  }
+
+  // What is made, and how. Of codec auto nothing is kept: each tensor's form depends on all of them.
+  std::string Purpose(const Digest& artifact) const {
+    const PublishOptions& options = how_.options;
+    return artifact.Hex() + " " + std::string(PublishCodecName(how_.codec)) + " " +
+           std::to_string(options.planes) + " " + std::to_string(options.residual_rank);
+  }
+
+  Status SaveDraft(const Digest& artifact, size_t next) {
+    if (draft_.job.empty() || !may_save_ || how_.codec == PublishCodec::kAuto ||
+        done_bytes_ - saved_bytes_ < draft_.save_bytes) {
+      return OkStatus();
+    }
+    saved_bytes_ = done_bytes_;
+    PublishState state{.of = Purpose(artifact), .next = next, .made = variant_, .aliases = {}};
+    for (const AliasEntry& alias : aliases_) state.aliases.emplace_back(alias.name, alias.target);
+    state.head_untied = head_untied_;
+    state.update_square = update_square_;
+    state.base_square = base_square_;
+    state.left_square = left_square_;
+    state.block_elements = block_elements_;
+    state.block_compressed = block_compressed_;
+    state.block_sparse = block_sparse_;
+    state.other_changed = other_changed_;
+    return SavePublishState(store_, draft_.job, std::move(state));
+  }
+
+  // The first tensor that is not made yet.
+  size_t Resume(const Digest& artifact) {
+    if (draft_.job.empty()) return 0;
+    // A later stage of the job keeps its own work there, which is over the whole variant.
+    const std::optional<Manifest> kept = store_.GetDraft(draft_.job);
+    may_save_ = !kept || kept->kind == ArtifactKind::kVariant;
+    std::optional<PublishState> state = LoadPublishState(store_, draft_.job, Purpose(artifact));
+    if (!state || state->next > source_.tensors.size()) return 0;
+    variant_ = std::move(state->made);
+    aliases_.clear();
+    for (auto& [name, target] : state->aliases) aliases_.push_back({name, target});
+    head_untied_ = state->head_untied;
+    update_square_ = state->update_square;
+    base_square_ = state->base_square;
+    left_square_ = state->left_square;
+    block_elements_ = state->block_elements;
+    block_compressed_ = state->block_compressed;
+    block_sparse_ = state->block_sparse;
+    other_changed_ = state->other_changed;
+    for (size_t i = 0; i < state->next; ++i) done_bytes_ += source_.tensors[i].logical_bytes();
+    saved_bytes_ = done_bytes_;
+    return state->next;
   }
 
   // What is told from the base's tensors is told by the base's vocabulary.
@@ -457,6 +513,7 @@ class VariantBuilder {
   const PublishForms how_;
   ThreadPool& threads_;
   const ProgressFunction& progress_;
+  const PublishDraft& draft_;
 
   Manifest source_;
   Manifest base_;
@@ -472,6 +529,8 @@ class VariantBuilder {
   bool head_untied_ = false;
   std::vector<Changed> changed_;  // of codec auto
   int64_t done_bytes_ = 0;
+  int64_t saved_bytes_ = 0;  // of them, those that the draft has
+  bool may_save_ = true;     // the draft is this stage's
   double update_square_ = 0;  // of the tensors that changed: sum of delta^2,
   double base_square_ = 0;    // of the base's values, and of what
   double left_square_ = 0;    // is lost
@@ -485,9 +544,9 @@ class VariantBuilder {
 
 Result<Manifest> BuildVariant(CheckpointStore& store, const Digest& artifact, PublishCodec codec,
                               ThreadPool& threads, const ProgressFunction& progress,
-                              const PublishOptions& options) {
+                              const PublishOptions& options, const PublishDraft& draft) {
   STOCKPOT_RETURN_IF_ERROR(CheckPublishOptions(codec, options));
-  return VariantBuilder(store, codec, options, threads, progress).Build(artifact);
+  return VariantBuilder(store, codec, options, threads, progress, draft).Build(artifact);
 }
 
 }  // namespace stockpot

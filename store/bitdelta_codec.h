@@ -46,11 +46,13 @@
 #include "kernels/base/threads.h"
 #include "store/checkpoint_store.h"
 #include "store/progress.h"
+#include "store/publish_draft.h"
 
 namespace stockpot {
 
 // Builds the variant's manifest and puts its chunks; does not commit. Memory: a few tensors.
-// Deterministic: the same artifact gives the same manifest. `progress` may be null.
+// Deterministic: the same artifact gives the same manifest, also one that goes on from the draft of
+// an interrupted publish. `progress` may be null; it begins with the share that the draft has.
 //
 // The gate, InvalidArgument naming the tensor: every tensor of the base is present (or tied) with
 // its shape (a table may have other rows) and nothing is extra; tensors that changed are F32, F16 or
@@ -77,6 +79,7 @@ namespace stockpot {
 // small, with the number of bytes that it would take.
 Result<Manifest> BuildVariant(CheckpointStore& store, const Digest& artifact, PublishCodec codec,
                               ThreadPool& threads, const ProgressFunction& progress,
-                              const PublishOptions& options = {});
+                              const PublishOptions& options = {},
+                              const PublishDraft& draft = {});
 
 }  // namespace stockpot

@@ -226,7 +226,8 @@ Status JobWork::Publish(const Job& job, const ProgressFunction& progress) {
   };
   STOCKPOT_ASSIGN_OR_RETURN(
       Manifest draft,
-      BuildVariant(store_, request.artifact, request.codec, threads_, third(0), request.options));
+      BuildVariant(store_, request.artifact, request.codec, threads_, third(0), request.options,
+                   {.job = job.key}));
   STOCKPOT_ASSIGN_OR_RETURN(const Manifest variant,
                             Calibrate(job, request, std::move(draft), third(1)));
   STOCKPOT_ASSIGN_OR_RETURN(const GateOutcome gate, PassGate(request, variant, third(2)));

@@ -91,8 +91,8 @@ class Pipeline {
     int64_t expire_bytes_per_second = int64_t{100} << 20;   // of compaction; 0: no throttle
     int64_t history_bytes_per_second = int64_t{100} << 20;  // of compression; 0: no throttle
   };
-  // Starts the runner; a job that was running when the last one ended is done again. `store` must
-  // outlive the pipeline.
+  // Starts the runner; a job that was running when the last one ended is done again, a publish from
+  // behind the last tensor of its draft (store/publish_draft.h). `store` must outlive the pipeline.
   Pipeline(CheckpointStore& store, Options options);
   // Stops after the current tensor and finishes nothing: the job stays queued.
   ~Pipeline();
