@@ -143,7 +143,8 @@ struct RetentionChanges {
 inline constexpr int64_t kMinGarbageBytesPerSecond = 1'000'000;
 
 struct GarbageOptions {
-  bool dry_run = false;          // only says what would go
+  bool dry_run = false;          // only says what would go,
+  bool retention = false;        // and also what ApplyRetention would delete now
   double live_ratio = 0.5;       // a pack with a smaller share of live bytes is compacted
   int64_t bytes_per_second = 0;  // of copying live records; 0: as fast as the disk. Else at least
                                  // kMinGarbageBytesPerSecond
@@ -169,6 +170,7 @@ struct GarbageReport {
     int64_t step = -1;
     std::string group;  // of a state
     int64_t bytes = 0;  // of chunks that go with it and with none listed before
+    int64_t purge_ms = 0;  // of a dry run, over 0: not now, but when its grace ends
   };
   std::vector<Gone> artifacts;  // purged
   int64_t chunks = 0;           // out of the index, those that never had an owner included

@@ -93,19 +93,33 @@ class GarbageCollector {
     return OkStatus();  // somebody keeps coming to need them: the next time
   }
 
+  // Null: an artifact does not go. 0: it goes now; else when the grace ends of a deletion that only
+  // would be.
+  std::optional<int64_t> PurgeTime(const RetentionArtifact& artifact, const Fate& fate) const {
+    const int64_t now_ms = impl_.options.clock();
+    if (artifact.tombstone) {
+      const bool goes = artifact.tombstone->purge_ms <= now_ms && !fate.firm();
+      return goes ? std::optional<int64_t>(0) : std::nullopt;
+    }
+    if (!options_.dry_run || !options_.retention || fate.stays()) return std::nullopt;
+    const int64_t grace_ms = store_.GetRetention(artifact.run).grace_ms;
+    return grace_ms <= 0 ? 0 : now_ms + grace_ms;
+  }
+
   // Purged by an earlier attempt stays in the report.
   Status ListExpired() {
     STOCKPOT_ASSIGN_OR_RETURN(const RetentionView view, store_.Retention());
     open_.clear();
     for (size_t i = 0; i < view.fates.size(); ++i) {
       const RetentionArtifact& artifact = view.inputs.artifacts[i];
-      if (!artifact.tombstone || artifact.tombstone->purge_ms > impl_.options.clock()) continue;
-      if (view.fates[i].firm()) continue;
+      const std::optional<int64_t> purge_ms = PurgeTime(artifact, view.fates[i]);
+      if (!purge_ms) continue;
       Going going{.gone = {.artifact = artifact.digest,
                            .kind = artifact.kind,
                            .run = artifact.run,
                            .step = artifact.step,
-                           .group = artifact.group}};
+                           .group = artifact.group,
+                           .purge_ms = *purge_ms}};
       const Result<Manifest> manifest = store_.GetManifest(artifact.digest);
       if (manifest.ok())
         ForEachChunk(*manifest, [&](const Digest& d) { going.chunks.push_back(d); });

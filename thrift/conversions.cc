@@ -456,6 +456,7 @@ rpc::GcReply ToRpc(const RetentionChanges& changes, const GarbageReport& report)
     entry.step = gone.step;
     entry.group = gone.group;
     entry.bytes = gone.bytes;
+    entry.purge_ms = gone.purge_ms;
   }
   out.chunks = report.chunks;
   out.chunk_bytes = report.chunk_bytes;

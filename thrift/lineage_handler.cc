@@ -298,7 +298,8 @@ class LineageHandler : public rpc::LineageServiceIf {
 
   void gc(rpc::GcReply& reply, bool dry_run, int64_t bytes_per_second) override {
     Answer([&]() -> Status {
-      const GarbageOptions options{.dry_run = dry_run, .bytes_per_second = bytes_per_second};
+      const GarbageOptions options{
+          .dry_run = dry_run, .retention = dry_run, .bytes_per_second = bytes_per_second};
       STOCKPOT_RETURN_IF_ERROR(CheckGarbageOptions(options));  // before anything is deleted
       STOCKPOT_ASSIGN_OR_RETURN(const RetentionChanges changes, store_.ApplyRetention("", dry_run));
       STOCKPOT_ASSIGN_OR_RETURN(const GarbageReport report, store_.CollectGarbage(options));

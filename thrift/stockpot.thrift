@@ -390,6 +390,7 @@ struct GoneArtifact {
   4: i64 step
   5: i64 bytes                    // of chunks that go with it and with none listed before
   6: string group                 // of a state
+  7: i64 purge_ms                 // of a dry run, over 0: deleted now, it would go only then
 }
 
 struct GcReply {

@@ -241,6 +241,7 @@ Json ToJson(const rpc::GcReply& reply) {
   Json purged = Json::array();
   for (const rpc::GoneArtifact& gone : reply.purged) {
     purged.push_back({{"artifact", HexDigest(gone.artifact)},
+                      {"purge_ms", gone.purge_ms},
                       {"kind", KindName(gone.kind)},
                       {"run", gone.run},
                       {"step", StepOrNull(gone.step)},

@@ -225,11 +225,16 @@ void PrintGc(const rpc::GcReply& reply, bool dry_run) {
   for (const std::string& artifact : reply.undeleted) {
     table.Add({dry_run ? "would undelete" : "undeleted", "", "", "", ShortDigest(artifact), ""});
   }
-  for (const std::string& artifact : reply.deleted) {
-    table.Add({dry_run ? "would delete" : "deleted", "", "", "", ShortDigest(artifact), ""});
+  if (!dry_run) {  // else they are listed as what would be purged, now or later
+    for (const std::string& artifact : reply.deleted) {
+      table.Add({"deleted", "", "", "", ShortDigest(artifact), ""});
+    }
   }
+  int64_t later_bytes = 0;
   for (const rpc::GoneArtifact& gone : reply.purged) {
-    table.Add({dry_run ? "would purge" : "purged",
+    if (gone.purge_ms > 0) later_bytes += gone.bytes;
+    const char* const would = gone.purge_ms > 0 ? "would delete" : "would purge";
+    table.Add({dry_run ? would : "purged",
                gone.group.empty() ? KindName(gone.kind) : gone.group, gone.run,
                gone.step < 0 ? "-" : std::to_string(gone.step), ShortDigest(gone.artifact),
                HumanBytes(gone.bytes)});
@@ -240,6 +245,10 @@ void PrintGc(const rpc::GcReply& reply, bool dry_run) {
   if (!dry_run) {
     std::printf("; packs: %s, were %s", HumanBytes(reply.pack_bytes_after).c_str(),
                 HumanBytes(reply.pack_bytes_before).c_str());
+  }
+  if (later_bytes > 0) {
+    std::printf("; %s of them only when the grace of what would be deleted ends",
+                HumanBytes(later_bytes).c_str());
   }
   std::printf("\n");
 }

@@ -275,6 +275,35 @@ TEST_F(StoreGarbageTest, TheThrottleHolds) {
   for (const int step : {2, 5, 6}) ExpectStep(step);
 }
 
+// What a dry run names, and its bytes, is what the real one then takes.
+class PlannedGarbageTest : public StoreGarbageTest, public ::testing::WithParamInterface<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(GraceMs, PlannedGarbageTest, ::testing::Values(0, 1000));
+
+TEST_P(PlannedGarbageTest, ADryRunKnowsWhatRetentionWouldDelete) {
+  const int64_t grace_ms = GetParam();
+  for (int step = 1; step <= 5; ++step) CommitStep(step);
+  Commit commit;
+  commit.retention.push_back({"r", {.keep_last = 2, .grace_ms = grace_ms}});
+  ASSERT_TRUE(store_->Apply(commit).ok());
+  const GarbageReport plan = Collect({.dry_run = true, .retention = true});
+  ASSERT_EQ(plan.artifacts.size(), 3u);
+  for (const GarbageReport::Gone& gone : plan.artifacts) {
+    EXPECT_EQ(gone.run, "r");
+    EXPECT_GT(gone.bytes, 0);
+    EXPECT_EQ(gone.purge_ms, grace_ms == 0 ? 0 : now_ms_ + grace_ms);
+  }
+  EXPECT_TRUE(Collect({.dry_run = true}).artifacts.empty()) << "nothing is deleted yet";
+  ASSERT_TRUE(store_->ApplyRetention("").ok());
+  now_ms_ += grace_ms;
+  const GarbageReport done = Collect();
+  ASSERT_EQ(done.artifacts.size(), plan.artifacts.size());
+  EXPECT_EQ(done.chunk_bytes, plan.chunk_bytes);
+  for (size_t i = 0; i < done.artifacts.size(); ++i) {
+    EXPECT_EQ(done.artifacts[i].artifact, plan.artifacts[i].artifact);
+    EXPECT_EQ(done.artifacts[i].bytes, plan.artifacts[i].bytes);
+  }
+}
+
 TEST_F(StoreGarbageTest, RetentionDeletesBringsBackAndTheCollectionFollows) {
   for (int step = 1; step <= 6; ++step) CommitStep(step);
   Commit commit;

@@ -3417,17 +3417,19 @@ class GoneArtifact(object):
      - step
      - bytes
      - group
+     - purge_ms
 
     """
 
 
-    def __init__(self, artifact=None, kind=None, run=None, step=None, bytes=None, group=None,):
+    def __init__(self, artifact=None, kind=None, run=None, step=None, bytes=None, group=None, purge_ms=None,):
         self.artifact = artifact
         self.kind = kind
         self.run = run
         self.step = step
         self.bytes = bytes
         self.group = group
+        self.purge_ms = purge_ms
 
     def read(self, iprot):
         if iprot._fast_decode is not None and isinstance(iprot.trans, TTransport.CReadableTransport) and self.thrift_spec is not None:
@@ -3468,6 +3470,11 @@ class GoneArtifact(object):
                     self.group = iprot.readString().decode('utf-8', errors='replace') if sys.version_info[0] == 2 else iprot.readString()
                 else:
                     iprot.skip(ftype)
+            elif fid == 7:
+                if ftype == TType.I64:
+                    self.purge_ms = iprot.readI64()
+                else:
+                    iprot.skip(ftype)
             else:
                 iprot.skip(ftype)
             iprot.readFieldEnd()
@@ -3501,6 +3508,10 @@ class GoneArtifact(object):
         if self.group is not None:
             oprot.writeFieldBegin('group', TType.STRING, 6)
             oprot.writeString(self.group.encode('utf-8') if sys.version_info[0] == 2 else self.group)
+            oprot.writeFieldEnd()
+        if self.purge_ms is not None:
+            oprot.writeFieldBegin('purge_ms', TType.I64, 7)
+            oprot.writeI64(self.purge_ms)
             oprot.writeFieldEnd()
         oprot.writeFieldStop()
         oprot.writeStructEnd()
@@ -5839,6 +5850,7 @@ GoneArtifact.thrift_spec = (
     (4, TType.I64, 'step', None, None, ),  # 4
     (5, TType.I64, 'bytes', None, None, ),  # 5
     (6, TType.STRING, 'group', 'UTF8', None, ),  # 6
+    (7, TType.I64, 'purge_ms', None, None, ),  # 7
 )
 all_structs.append(GcReply)
 GcReply.thrift_spec = (
