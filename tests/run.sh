@@ -25,7 +25,7 @@ say "base model"
 STOCKPOT_SMOLLM2=$(examples/base_model/fetch.sh)
 export STOCKPOT_SMOLLM2
 export STOCKPOT_BIN_DIR=$root/build/release/bin
-export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false STOCKPOT_HOSTILE_SECONDS=60
 
 say "ctest"
 failed=0
