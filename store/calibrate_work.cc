@@ -10,10 +10,13 @@ namespace stockpot {
 
 Result<Manifest> JobWork::Calibrate(const Job& job, const PublishRequest& request, Manifest draft,
                                     const ProgressFunction& progress) {
-  const AlphaMethod method = request.options.alpha;
+  // Nobody asked for it: where it cannot be, nothing is said of it.
+  const bool by_itself = request.options.alpha == AlphaMethod::kAuto;
+  const AlphaMethod method = by_itself ? AlphaMethod::kClosedForm : request.options.alpha;
   if (method == AlphaMethod::kMean) return draft;
-  const auto as_it_is = [&](const std::string& why) {
-    return WithoutCalibration(std::move(draft), method, why);
+  if (by_itself && request.codec != PublishCodec::kBitDelta) return draft;
+  const auto as_it_is = [&](const std::string& why) -> Manifest {
+    return by_itself ? std::move(draft) : WithoutCalibration(std::move(draft), method, why);
   };
   if (request.source.run.empty()) return as_it_is("it is of no run, so there are no texts");
   STOCKPOT_ASSIGN_OR_RETURN(const auto texts, store_.GetCalibration(request.source.run));
@@ -43,7 +46,7 @@ Result<Manifest> JobWork::Calibrate(const Job& job, const PublishRequest& reques
   if (found.ok()) return WithCalibration(store_, std::move(draft), *found, texts->digest());
   const StatusCode code = found.status().code();
   if (code == StatusCode::kInvalidArgument || code == StatusCode::kNotFound) {
-    return as_it_is(found.status().message());
+    return WithoutCalibration(std::move(draft), method, found.status().message());
   }
   return found.status().WithContext("calibrating");
 }

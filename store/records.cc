@@ -28,7 +28,8 @@ constexpr std::array<std::string_view, 4> kJobStates = {"queued", "running", "do
 constexpr std::array<std::string_view, 4> kPublishCodecs = {"bitdelta", "dense", "auto", "sparse"};
 constexpr std::array<std::string_view, 4> kMergeMethods = {"monosoup", "monosoup-spectral", "mean",
                                                            "model-stock"};
-constexpr std::array<std::string_view, 3> kAlphaMethods = {"mean", "closed-form", "distilled"};
+constexpr std::array<std::string_view, 4> kAlphaMethods = {"mean", "closed-form", "distilled",
+                                                           "auto"};
 
 }  // namespace
 

@@ -49,14 +49,20 @@ std::string_view PublishCodecName(PublishCodec codec);
 Result<PublishCodec> PublishCodecFromName(std::string_view name);
 
 // How the scales of sign planes are found (store/calibration.h).
-enum class AlphaMethod : uint8_t { kMean, kClosedForm, kDistilled };
-std::string_view AlphaMethodName(AlphaMethod method);  // "mean", "closed-form", "distilled"
+enum class AlphaMethod : uint8_t {
+  kMean,
+  kClosedForm,
+  kDistilled,
+  kAuto,  // of codec bitdelta, where the run has calibration texts and a model is served, by closed
+          // form; else mean
+};
+std::string_view AlphaMethodName(AlphaMethod method);  // "mean", "closed-form", "distilled", "auto"
 Result<AlphaMethod> AlphaMethodFromName(std::string_view name);
 
 // What a codec does not use must have its default.
 struct PublishOptions {
-  // bitdelta, auto: but for mean it needs calibration texts of the run.
-  AlphaMethod alpha = AlphaMethod::kMean;
+  // bitdelta, auto. By closed form and distilled need calibration texts of the run.
+  AlphaMethod alpha = AlphaMethod::kAuto;
   // bitdelta: of each matrix; auto: at most. 0: the codec's own number.
   int64_t planes = 0;
   int64_t residual_rank = 0;  // likewise, of the low-rank residual beside the planes; 0: none

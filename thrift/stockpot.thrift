@@ -44,7 +44,7 @@ struct RunConfig {
   9: string merge_method = "monosoup"  // MergeOptions.method
   10: double merge_spectral = 0   // MergeOptions.spectral
   // How a variant is published by itself: codec (bitdelta, dense, auto, sparse) and PublishOptions.
-  11: string publish_alpha = "mean"
+  11: string publish_alpha = "auto"
   12: string publish_codec = "bitdelta"
   13: i64 publish_planes = 0
   14: i64 publish_residual_rank = 0
@@ -491,9 +491,10 @@ struct MergeOptions {
 // How a variant is stored. A codec takes no option of another one.
 struct PublishOptions {
   // bitdelta, auto: how the scale of a row of signs is found: mean (of |delta|), closed-form (least
-  // squares of the layer's outputs on the run's calibration texts) or distilled (from there by
-  // gradient steps on the logits). "": as the run says. Without calibration texts it is mean, and
-  // the variant and its event say so.
+  // squares of the layer's outputs on the run's calibration texts), distilled (from there by
+  // gradient steps on the logits), or auto: of codec bitdelta closed-form where the run has such
+  // texts, else mean. "": as the run says. Where closed-form or distilled is asked for without
+  // texts it is mean, and the variant and its event say so.
   1: string alpha
   2: i64 planes = 0               // bitdelta: sign planes of a matrix; auto: at most. 0: 1, or 4
   3: i64 residual_rank = 0        // likewise, of the low-rank residual beside them; 0: none

@@ -117,16 +117,16 @@ def test_a_publish_chooses_and_the_gate_sees_what_it_chose(
     daemon.cli("gate", "choice", "--max-kl", 100, "--min-top1", 0, "--max-loss-rise", 100)
     push(daemon, "choice", base_folder, {1: tuned(base_weights, 6, scale=5e-2)})
     wait_jobs(daemon)
+    found = events(daemon, "variant")[-1]["fields"]
+    assert found["alpha"] == "closed-form", "the default, where there are texts"
+    daemon.cli("publish", "choice@1", "--alpha", "mean")
     mean = events(daemon, "variant")[-1]["fields"]
     assert "alpha" not in mean
-    daemon.cli("publish", "choice@1", "--alpha", "closed-form")
-    found = events(daemon, "variant")[-1]["fields"]
-    assert found["alpha"] == "closed-form"
     assert found["kl"] != mean["kl"]
-    assert endpoint.wait_model(daemon.url, "choice@1")["root"] == found["variant"]
+    assert endpoint.wait_model(daemon.url, "choice@1")["root"] == mean["variant"]
     # And back, under the same names.
-    daemon.cli("publish", "choice@1", "--alpha", "mean")
-    assert events(daemon, "variant")[-1]["fields"]["variant"] == mean["variant"]
+    daemon.cli("publish", "choice@1", "--alpha", "closed-form")
+    assert events(daemon, "variant")[-1]["fields"]["variant"] == found["variant"]
     refused = daemon.cli("publish", "choice@1", "--codec", "dense", "--alpha", "closed-form",
                          check=False)
     assert refused.returncode != 0

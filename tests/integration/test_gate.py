@@ -117,7 +117,7 @@ def test_the_gates_numbers_are_those_of_transformers(
                                                                               abs=1e-4)
 
 
-def test_a_bad_variant_is_refused_and_the_old_one_goes_on(
+def test_c14_a_bad_variant_is_refused_and_the_old_one_goes_on(
         daemon: Daemon, base_folder: Path, base_weights: Weights, tmp_path: Path) -> None:
     create(daemon, "guarded")
     set_probe(daemon, "guarded", tmp_path)

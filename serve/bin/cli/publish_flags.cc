@@ -33,8 +33,9 @@ PublishFlags AddPublishFlags(CLI::App& command, const std::string& prefix, const
       command
           .add_option("--" + prefix + "alpha", options.alpha,
                       whose + "bitdelta, auto: scales of the rows: mean, or on the run's "
-                              "calibration texts closed-form or, in minutes, distilled")
-          ->check(CLI::IsMember({"mean", "closed-form", "distilled"}));
+                              "calibration texts closed-form (auto: where it has such) or, in "
+                              "minutes, distilled")
+          ->check(CLI::IsMember({"mean", "closed-form", "distilled", "auto"}));
   flags.planes = command
                      .add_option("--" + prefix + "planes", options.planes,
                                  whose + "bitdelta: sign planes of a matrix; auto: at most")

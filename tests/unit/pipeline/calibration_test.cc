@@ -184,6 +184,26 @@ TEST_F(CalibrationTest, MeanIsTheVariantOfOld) {
   EXPECT_FALSE(LastVariantEvent().contains("alpha"));
 }
 
+TEST_F(CalibrationTest, WhereNobodyAskedTheScalesAreOfTheClosedFormIfThereAreTexts) {
+  SetTexts();
+  CalibrationRequest asked;
+  calibrate_ = [&](const CalibrationRequest& request, const ProgressFunction&) {
+    asked = request;
+    return Result<Calibration>(Doubled(*request.draft));
+  };
+  const Manifest variant = Publish(AlphaMethod::kAuto);
+  EXPECT_EQ(calibrated_, 1);
+  EXPECT_EQ(asked.method, AlphaMethod::kClosedForm);
+  EXPECT_NE(AlphaOf(variant, kQ), AlphaOf(Mean(), kQ));
+  EXPECT_EQ(LastVariantEvent().at("alpha"), "closed-form");
+}
+
+TEST_F(CalibrationTest, WhereNobodyAskedAndThereAreNoTextsNothingIsSaid) {
+  EXPECT_EQ(Publish(AlphaMethod::kAuto).digest(), Mean().digest());
+  EXPECT_EQ(calibrated_, 0);
+  EXPECT_FALSE(LastVariantEvent().contains("alpha"));
+}
+
 TEST_F(CalibrationTest, WhatCannotBeFoundIsMeanAndWhatCannotBeYetIsTriedAgain) {
   SetTexts();
   calibrate_ = [](const CalibrationRequest&, const ProgressFunction&) {

@@ -243,8 +243,8 @@ class Control:
             codec: "bitdelta", "dense", "auto" or "sparse"; empty: the run's, and its options but
                 for those given here.
             name: of the route; empty: the default routes.
-            alpha: bitdelta, auto: how scales are found: "mean", "closed-form" or "distilled";
-                empty: as the run says.
+            alpha: bitdelta, auto: how scales are found: "mean", "closed-form", "distilled" or
+                "auto"; empty: as the run says.
             planes: bitdelta: sign planes of a matrix; auto: at most. 0: 1, or 4.
             residual_rank: likewise, of the low-rank residual beside them; 0: none.
             max_bytes: auto: of the variant, tensors and files; 0: no limit.

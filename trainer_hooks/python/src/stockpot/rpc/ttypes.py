@@ -293,7 +293,7 @@ class RunConfig(object):
     """
 
 
-    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0, compress_history=False, quota_bytes=0, merge_method="monosoup", merge_spectral=float(0), publish_alpha="mean", publish_codec="bitdelta", publish_planes=0, publish_residual_rank=0, publish_max_bytes=0, publish_max_share=float(0), publish_max_error=float(-1),):
+    def __init__(self, merge_every=1000, publish="every", best_metric="loss", best_is_lower=True, merge_energy=0.9500000000000000, merge_rank=0, compress_history=False, quota_bytes=0, merge_method="monosoup", merge_spectral=float(0), publish_alpha="auto", publish_codec="bitdelta", publish_planes=0, publish_residual_rank=0, publish_max_bytes=0, publish_max_share=float(0), publish_max_error=float(-1),):
         self.merge_every = merge_every
         self.publish = publish
         self.best_metric = best_metric
@@ -5597,7 +5597,7 @@ RunConfig.thrift_spec = (
     (8, TType.I64, 'quota_bytes', None, 0, ),  # 8
     (9, TType.STRING, 'merge_method', 'UTF8', "monosoup", ),  # 9
     (10, TType.DOUBLE, 'merge_spectral', None, float(0), ),  # 10
-    (11, TType.STRING, 'publish_alpha', 'UTF8', "mean", ),  # 11
+    (11, TType.STRING, 'publish_alpha', 'UTF8', "auto", ),  # 11
     (12, TType.STRING, 'publish_codec', 'UTF8', "bitdelta", ),  # 12
     (13, TType.I64, 'publish_planes', None, 0, ),  # 13
     (14, TType.I64, 'publish_residual_rank', None, 0, ),  # 14
