@@ -89,6 +89,7 @@ TEST_F(RpcGroupsTest, StatesAreShownKeptAndCompressed) {
   EXPECT_EQ(asked->kind, "compress");
   EXPECT_EQ(client_->Compress("tiny").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(client_->Compress("nobody").status().code(), StatusCode::kNotFound);
+  ASSERT_TRUE(world_.pipeline().WaitIdle(kJobTimeoutMs)) << "one collection at a time";
 
   rpc::RetentionPolicy policy;
   policy.grace_ms = 0;
