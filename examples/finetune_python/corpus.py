@@ -60,6 +60,12 @@ def heldout_passages() -> list[dict[str, str]]:
     return sorted(passages, key=lambda p: hashlib.sha256(p["id"].encode()).digest())
 
 
+def calibration_texts(count: int) -> list[str]:
+    """Passages of the training text, evenly spread."""
+    text = training_text()
+    return [text[len(text) * index // count:][:PASSAGE_CHARACTERS] for index in range(count)]
+
+
 def write_jsonl(path: Path, items: list[dict[str, str]]) -> None:
     """One JSON object a line."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import corpus
 import torch
-from stockpot import CheckpointHook, RunConfig
+from stockpot import CheckpointHook, Client, RunConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 HELDOUT_PASSAGES_IN_LOOP = 12  # about 2,300 tokens: a few seconds on two cores
@@ -55,6 +55,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--length", type=int, default=256, help="tokens a sequence (default: %(default)s)")
     add("--learning-rate", type=float, default=2e-4, help="(default: %(default)s)")
     add("--train-embeddings", action="store_true", help="train embeddings and head as well")
+    add("--calibration", type=int, default=6, metavar="N",
+        help="training texts on which the scales of 1-bit variants are found; 0: the mean of the "
+        "update (default: %(default)s)")
     add("--heldout-out", type=Path, metavar="FILE", help="write the held-out passages there")
     add("--threads", type=int, default=torch.get_num_threads(),
         help="of PyTorch; fewer than the cores if the daemon works on them too (default: all)")
@@ -133,10 +136,17 @@ def main() -> int:
     logging.getLogger("stockpot").setLevel(logging.INFO)
     if args.heldout_out:
         corpus.write_jsonl(args.heldout_out, corpus.heldout_passages())
+    config = RunConfig(merge_every=args.merge_every, publish=args.publish, best_metric="loss")
+    tags = {"example": "finetune_python"}
+    if args.calibration:
+        texts = corpus.calibration_texts(args.calibration)
+        with Client(args.server) as client:
+            client.create_run(args.run, args.base, config, tags)
+            client.lineage.set_calibration(
+                args.run, {f"train-{i}": text for i, text in enumerate(texts)}, "finetune.py")
     hook = CheckpointHook(
         args.server, args.run, args.base, every=args.push_every, files=args.base_folder,
-        config=RunConfig(merge_every=args.merge_every, publish=args.publish, best_metric="loss"),
-        tags={"example": "finetune_python"}, cast_to=torch.bfloat16, when_full="wait")
+        config=config, tags=tags, cast_to=torch.bfloat16, when_full="wait")
     with hook:
         train(args, hook)
     stats = hook.stats

@@ -32,7 +32,6 @@ sys.path.insert(0, str(HERE.parent / "finetune_python"))
 import corpus  # noqa: E402
 import report  # noqa: E402
 
-CALIBRATION_CHARACTERS = 1000  # of a text, about 250 tokens
 MERGES = {
     "mean": ["--method", "mean"],
     "model-stock": ["--method", "model-stock"],
@@ -127,9 +126,7 @@ class Study:
         texts = self.args.out / "texts"
         texts.mkdir(exist_ok=True)
         heldout = [passage["text"] for passage in corpus.heldout_passages()]
-        text, count = corpus.training_text(), self.args.calibration
-        training = [text[len(text) * index // count:][:CALIBRATION_CHARACTERS]
-                    for index in range(count)]
+        training = corpus.calibration_texts(self.args.calibration)
         for kind, passages in (("heldout", heldout[:self.args.passages]),
                                ("calibration", training)):
             files = []
