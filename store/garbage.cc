@@ -2,8 +2,8 @@
 // out of the index, and gives their bytes back by compacting packs.
 //
 //   purge     one commit: the artifacts are gone, their chunks still indexed
-//   mark      every chunk of every manifest and draft that is left, and what their history forms
-//   need sweep     index entries of the others, in synced batches, each under the lead of commits
+//   mark      every chunk of every manifest and draft that is left, and what their forms need
+//   sweep     index entries of the others, in synced batches, each under the lead of commits
 //   compact   live records of sparse packs are appended to the open pack; a commit flips the index
 //             to them; packs that no entry names are unlinked after that
 //
