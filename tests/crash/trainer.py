@@ -7,6 +7,7 @@ Writes a line "step artifact" to ACKNOWLEDGED for the newest commit that the hoo
 the step it has reached to ACKNOWLEDGED.steps; ends when the file STOP exists.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,10 @@ def main(address: str, run: str, folder: str, acknowledged: str, stop: str) -> N
             log.write(f"{seen} {stats.last_artifact}\n")
             log.flush()
 
+    def note_step(step: int) -> None:  # whole or not at all: another process reads it meanwhile
+        Path(acknowledged + ".steps.new").write_text(str(step))
+        os.replace(acknowledged + ".steps.new", acknowledged + ".steps")
+
     with (CheckpointHook(address, run=run, base="tiny", every=PUSH_EVERY, config=config,
                          files=folder) as hook,
           open(acknowledged, "a") as log):
@@ -51,7 +56,7 @@ def main(address: str, run: str, folder: str, acknowledged: str, stop: str) -> N
             while time.monotonic() < deadline:
                 note_commit()
                 time.sleep(0.002)
-            Path(acknowledged + ".steps").write_text(str(step))
+            note_step(step)
         hook.flush(60)
         note_commit()
 
