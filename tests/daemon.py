@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,10 +23,15 @@ def bin_dir() -> Path:
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A loopback port that was free a moment ago, and that no client gets as its own: one that
+    calls a dead daemon on such a port now and then reaches itself.
+    """
+    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    lowest = 10000 if ephemeral > 12000 else 1024
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(lowest, max(ephemeral, lowest + 1))))
+            return probe.getsockname()[1]
 
 
 class Daemon:

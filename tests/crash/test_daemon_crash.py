@@ -95,6 +95,15 @@ def wait_for_steps(acks: Path, more_than: int) -> None:
         time.sleep(0.02)
 
 
+def wait_for_training(steps: Path) -> None:
+    """Until the loop has gone on."""
+    before = int(steps.read_text())
+    deadline = time.monotonic() + DIES_S
+    while int(steps.read_text()) == before:
+        assert time.monotonic() < deadline, "training stood still"
+        time.sleep(0.02)
+
+
 def wait_for_jobs(client: Client) -> None:
     """Until none is left to run."""
     deadline = time.monotonic() + DIES_S
@@ -178,9 +187,7 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
                 moving = {f"{RUN}@latest", f"{RUN}@best"}
                 for name, target in routes.items():
                     assert name in moving or now[name] == target, name
-        steps_before = int(Path(f"{acks}.steps").read_text())
-        time.sleep(1.0)
-        assert int(Path(f"{acks}.steps").read_text()) > steps_before, "training stood still"
+        wait_for_training(Path(f"{acks}.steps"))
         stop.touch()
         assert trainer.wait(120) == 0
         known = acknowledged_steps(acks)
