@@ -8,6 +8,7 @@
 #include <thrift/transport/TSSLSocket.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 
 #include "kernels/base/check.h"
@@ -48,6 +49,17 @@ std::shared_ptr<TSocket> MakeSocket(const RpcAddress& address, const TlsFactory&
   return tls->createSocket(address.host, address.port);
 }
 
+// A caller of a dead daemon may get the daemon's port as its own, and then reaches itself and keeps
+// the daemon from coming back.
+bool IsItself(TSocket& socket) {
+  sockaddr_storage here{}, there{};
+  socklen_t here_size = sizeof here, there_size = sizeof there;
+  const int fd = socket.getSocketFD();
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_size) == 0 &&
+         ::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_size) == 0 &&
+         here_size == there_size && std::memcmp(&here, &there, here_size) == 0;
+}
+
 // An idle connection on which bytes or an end wait cannot be used: nothing was asked.
 bool IsStale(TSocket& socket) {
   pollfd poll_fd{.fd = socket.getSocketFD(), .events = POLLIN, .revents = 0};
@@ -83,6 +95,10 @@ struct Client::Connection {
     control = std::make_unique<rpc::ControlServiceClient>(service("control"));
     pool = std::make_unique<rpc::PoolServiceClient>(service("pool"));
     transport->open();
+    if (!address.is_unix() && IsItself(*socket)) {
+      transport->close();
+      throw TTransportException(TTransportException::NOT_OPEN, "connection refused");
+    }
   }
 
   // The greeting that opens every connection. Throws what Guarded turns into a Status.

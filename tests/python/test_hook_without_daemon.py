@@ -175,6 +175,17 @@ def test_addresses(text: str, parsed: Address) -> None:
     assert str(parsed) == text
 
 
+def test_a_connection_to_oneself_is_none(dead_address: str,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    # A client may get any free port as its own, that of a daemon that is down as well.
+    address = Address.parse(dead_address)
+    connect = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", lambda to, timeout: connect(
+        to, timeout, source_address=(address.host, address.port)))
+    with pytest.raises(ConnectionRefusedError):
+        address.connect(1.0)
+
+
 def test_client_says_what_is_wrong(dead_address: str) -> None:
     with Client(dead_address) as client, pytest.raises(StockpotError) as raised:
         client.control.status()

@@ -9,6 +9,7 @@ own that hands large payloads to the socket without copying them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -153,6 +154,11 @@ class Address:
                 raise
             return connection
         connection = socket.create_connection((self.host, self.port), timeout=timeout_s)
+        if connection.getsockname() == connection.getpeername():
+            # A caller of a dead daemon may get the daemon's port as its own, and then reaches
+            # itself and keeps the daemon from coming back.
+            connection.close()
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         # Without it a small call waits for the peer's delayed acknowledgement: 40 ms each.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
