@@ -81,7 +81,10 @@ Status CheckPerRow(const char* name, std::span<const T> values, int64_t rows) {
 }  // namespace
 
 Status CheckLinearArgs(const LinearArgs& args) {
-  const ConstFloatMatrix& x = args.x;
+  const LinearInput& x = args.x;
+  if (x.dtype != DType::kF32 && x.dtype != DType::kBF16) {
+    return InvalidArgument("x: dtype " + std::string(DTypeName(x.dtype)) + " is not F32 or BF16");
+  }
   if (x.rows < 0 || x.cols < 0 || (x.rows > 1 && x.stride < x.cols) ||
       (x.data == nullptr && x.rows * x.cols > 0)) {
     return InvalidArgument("x: shape " + ShapeText(x.rows, x.cols) + " with row stride " +

@@ -9,10 +9,10 @@
 // for all variants), or folded, as prefill needs it (one product a variant, at the cost of a plain
 // one). Both accumulate in float32; y is rounded once a sum.
 //
-// Batch invariance (a promise, tested): the bits of y[t, o] depend on x[t], the weights, the row's
-// DeltaSum and the SIMD target alone; never on the other rows, on their number, on their variants,
-// on the other weights of the call or on the thread count. An evaluator who asks twice gets the
-// same number.
+// Batch invariance (a promise, tested): the bits of y[t, o] depend on x[t] and its dtype, the
+// weights, the row's DeltaSum and the processor (SIMD target, bf16 products) alone; never on the
+// other rows, on their number, on their variants, on the other weights of the call or on the thread
+// count. An evaluator who asks twice gets the same number.
 #pragma once
 
 #include <cstdint>
@@ -72,6 +72,33 @@ enum class DeltaSum : uint8_t {
   kFolded,
 };
 
+// The activations of a call, [rows, cols]: float32, or bfloat16 as a bf16 model hands them. Row r
+// at data + r * stride, in elements. bfloat16 stands for its float32 numbers: products are exact,
+// sums are float32, y is not rounded to it. Where the weight is bfloat16 too and the processor
+// multiplies pairs of them (AVX512_BF16), the dense half of rows that are not folded does: twice
+// the multiply-adds an instruction, another order of the sum, numbers below 2^-126 count as 0.
+// Everywhere else y has the bits that the same numbers give as float32.
+struct LinearInput {
+  LinearInput() = default;
+  LinearInput(const ConstFloatMatrix& x)  // NOLINT(google-explicit-constructor): a view of a view
+      : LinearInput(x.data, x.rows, x.cols, x.stride) {}
+  LinearInput(const float* x, int64_t x_rows, int64_t x_cols, int64_t x_stride)
+      : LinearInput(x, DType::kF32, x_rows, x_cols, x_stride) {}
+  LinearInput(const void* x, DType x_dtype, int64_t x_rows, int64_t x_cols, int64_t x_stride)
+      : data(x), dtype(x_dtype), rows(x_rows), cols(x_cols), stride(x_stride) {}
+
+  const void* row(int64_t r) const {
+    return static_cast<const char*>(data) + r * stride * DTypeSize(dtype);
+  }
+  float at(int64_t r, int64_t c) const { return LoadWeight(row(r), dtype, c); }
+
+  const void* data = nullptr;
+  DType dtype = DType::kF32;  // or kBF16
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+};
+
 // One weight of a call.
 struct LinearOutput {
   WeightMatrix base;            // [d_out, d_in]
@@ -82,7 +109,7 @@ struct LinearOutput {
 };
 
 struct LinearArgs {
-  ConstFloatMatrix x;                       // [rows, d_in]
+  LinearInput x;                            // [rows, d_in]
   std::span<const LinearOutput> outputs;    // one or more weights over the same x
   std::span<const int32_t> variant_of_row;  // [rows]: index into every `variants`, or -1 = base
                                             // only; empty = all base only. Equal ones share work.

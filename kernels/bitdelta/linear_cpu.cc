@@ -36,6 +36,22 @@ void OrderRow(const float* x, int64_t columns, bool pairs, float* ordered) {
   OrderX(x, columns, pairs, ordered);
 }
 
+void WidenX(const BF16* x, int64_t columns, float* wide) {
+  const FloatTag f;
+  int64_t c = 0;
+  for (; c + kFloatLanes <= columns; c += kFloatLanes)
+    hn::StoreU(LoadAsFloat(f, x + c), f, wide + c);
+  for (; c < columns; ++c) wide[c] = FloatFromBF16(x[c].bits);
+}
+
+void WidenRowOfX(const void* x, int64_t columns, float* wide) {
+  WidenX(static_cast<const BF16*>(x), columns, wide);
+}
+
+void CopyRowOfX(const void* x, int64_t columns, uint16_t* copy) { CopyPairs(x, columns, copy); }
+
+bool ProcessorMultipliesPairs() { return MultipliesPairs(); }
+
 void TableOfRow(const float* x, int64_t columns, float* table) {
   BuildTable(x, columns, (columns + kSignWordColumns - 1) / kSignWordColumns, table);
 }
@@ -61,6 +77,13 @@ void DotBlocks(const OutputRange& range, int64_t begin, int64_t end) {
     size_t j = i;
     while (j < rows.size() && rows[j].weight == &weight && rows[j].folded_signs() == folded) ++j;
     const int64_t count = static_cast<int64_t>(j - i);
+#if STOCKPOT_LINEAR_PAIRS
+    if (rows[i].x_pairs != nullptr) {
+      DotRows<BF16Pair>(weight, &rows[i], count, first, last, range_end);
+      i = j;
+      continue;
+    }
+#endif
     const bool panels = weight.cols > 0 && (folded != nullptr || count >= kPanelTokens);
     WithWeightType(weight.dtype, [&](auto type) {
       using T = decltype(type);
@@ -165,10 +188,12 @@ class PanelPool {
 }  // namespace
 
 struct LinearScratch::State {
-  std::vector<int64_t> order;    // rows of x, as the kernel walks them
-  std::vector<PlannedRow> rows;  // [outputs, rows of a pass]
-  AlignedBuffer<float> ordered;  // [rows of a pass, one or two orders, x_stride]
-  AlignedBuffer<float> tables;   // [rows of a group, table_floats]
+  std::vector<int64_t> order;      // rows of x, as the kernel walks them
+  std::vector<PlannedRow> rows;    // [outputs, rows of a pass]
+  AlignedBuffer<float> widened;    // [rows of a pass, d_in]: x, where it is bfloat16
+  AlignedBuffer<float> ordered;    // [one or two orders, rows of a pass, x_stride]
+  AlignedBuffer<uint16_t> copied;  // [rows of a pass, x_stride]: bf16 x that meets bf16 weights
+  AlignedBuffer<float> tables;     // [rows of a group, table_floats]
   PanelPool panels;
 };
 
@@ -178,6 +203,9 @@ LinearScratch::~LinearScratch() = default;
 namespace {
 
 HWY_EXPORT(OrderRow);
+HWY_EXPORT(WidenRowOfX);
+HWY_EXPORT(CopyRowOfX);
+HWY_EXPORT(ProcessorMultipliesPairs);
 HWY_EXPORT(TableOfRow);
 HWY_EXPORT(WalkRange);
 HWY_EXPORT(PanelMemoryFloats);
@@ -206,7 +234,12 @@ int64_t OrderedStride(int64_t d_in) {
 class Call {
  public:
   Call(const LinearArgs& args, LinearScratch::State& scratch, ThreadPool& threads)
-      : args_(args), scratch_(scratch), threads_(threads), d_in_(args.x.cols) {
+      : args_(args),
+        scratch_(scratch),
+        threads_(threads),
+        d_in_(args.x.cols),
+        multiplies_pairs_(args.x.dtype == DType::kBF16 &&
+                          HWY_DYNAMIC_DISPATCH(ProcessorMultipliesPairs)()) {
     x_stride_ = OrderedStride(d_in_);
     table_floats_ = RoundUp(d_in_, kSignWordColumns) / kSignGroupColumns * kMaxTableEntries;
     for (const LinearOutput& output : args_.outputs) {
@@ -276,17 +309,24 @@ class Call {
     const int64_t outputs = static_cast<int64_t>(args_.outputs.size());
     scratch_.rows.assign(outputs * PassRows(), {});
     apart_ = {PassRows(), 0};
-    plain_ = pairs_ = false;
+    plain_ = pairs_ = copied_ = false;
     for (int64_t i = 0; i < outputs; ++i) {
       for (int64_t r = 0; r < PassRows(); ++r) {
         PlannedRow& row = RowsOf(i)[r];
         row = PlanRow(args_.outputs[i], scratch_.order[pass_.begin + r]);
-        (row.weight->dtype == DType::kBF16 ? pairs_ : plain_) = true;
+        OrderOf(row) = true;
         if (row.apart_signs() == nullptr) continue;
         apart_ = {std::min(apart_.begin, r), std::max(apart_.end, r + 1)};
       }
     }
     if (apart_.end == 0) apart_ = {};
+  }
+
+  // The order of x that a row asks for. A row of bf16 meets bf16 weights as it is, if they are not
+  // folded with their signs.
+  bool& OrderOf(const PlannedRow& row) {
+    if (row.weight->dtype != DType::kBF16) return plain_;
+    return multiplies_pairs_ && !row.folded ? copied_ : pairs_;
   }
 
   PlannedRow PlanRow(const LinearOutput& output, int64_t t) const {
@@ -306,14 +346,23 @@ class Call {
     return std::max<int64_t>(1, kPrepareElements / std::max<int64_t>(1, d_in_));
   }
 
+  // Row r of the pass as float32.
+  const float* FloatX(int64_t r) const {
+    if (args_.x.dtype == DType::kBF16) return widened_ + r * d_in_;
+    return static_cast<const float*>(args_.x.row(scratch_.order[pass_.begin + r]));
+  }
+
   // Copies x into the orders that the weights' dtypes ask for (linear_base-inl.h).
   void OrderAll() {
+    if (args_.x.dtype == DType::kBF16) widened_ = scratch_.widened.Reserve(PassRows() * d_in_);
+    if (copied_) copies_ = scratch_.copied.Reserve(PassRows() * x_stride_);
     const int64_t orders = int64_t{plain_} + int64_t{pairs_};
     ordered_ = scratch_.ordered.Reserve(PassRows() * orders * x_stride_);
     pairs_offset_ = plain_ ? PassRows() * x_stride_ : 0;
     threads_.ParallelFor(PassRows(), PrepareGrain(), [this](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const float* x = args_.x.row(scratch_.order[pass_.begin + r]);
+        if (args_.x.dtype == DType::kBF16) TakeBF16(r);
+        const float* x = FloatX(r);
         float* to = ordered_ + r * x_stride_;
         if (plain_) HWY_DYNAMIC_DISPATCH(OrderRow)(x, d_in_, false, to);
         if (pairs_) HWY_DYNAMIC_DISPATCH(OrderRow)(x, d_in_, true, to + pairs_offset_);
@@ -323,8 +372,21 @@ class Call {
     for (int64_t i = 0; i < outputs; ++i) {
       for (int64_t r = 0; r < PassRows(); ++r) {
         PlannedRow& row = RowsOf(i)[r];
-        row.x = ordered_ + r * x_stride_ + (row.weight->dtype == DType::kBF16 ? pairs_offset_ : 0);
+        if (&OrderOf(row) == &copied_) {
+          row.x_pairs = copies_ + r * x_stride_;
+        } else {
+          row.x = ordered_ + r * x_stride_ + (&OrderOf(row) == &pairs_ ? pairs_offset_ : 0);
+        }
       }
+    }
+  }
+
+  void TakeBF16(int64_t r) const {
+    const void* x = args_.x.row(scratch_.order[pass_.begin + r]);
+    if (copied_) HWY_DYNAMIC_DISPATCH(CopyRowOfX)(x, d_in_, copies_ + r * x_stride_);
+    const bool table = apart_.begin <= r && r < apart_.end;
+    if (plain_ || pairs_ || table) {
+      HWY_DYNAMIC_DISPATCH(WidenRowOfX)(x, d_in_, widened_ + r * d_in_);
     }
   }
 
@@ -332,13 +394,13 @@ class Call {
     if (tokens.begin == tokens.end) return;
     tables_ = scratch_.tables.Reserve((tokens.end - tokens.begin) * table_floats_);
     tokens_ = tokens;
-    threads_.ParallelFor(
-        tokens.end - tokens.begin, PrepareGrain(), [this](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            const float* x = args_.x.row(scratch_.order[pass_.begin + tokens_.begin + i]);
-            HWY_DYNAMIC_DISPATCH(TableOfRow)(x, d_in_, tables_ + i * table_floats_);
-          }
-        });
+    threads_.ParallelFor(tokens.end - tokens.begin, PrepareGrain(),
+                         [this](int64_t begin, int64_t end) {
+                           for (int64_t i = begin; i < end; ++i) {
+                             HWY_DYNAMIC_DISPATCH(TableOfRow)
+                             (FloatX(tokens_.begin + i), d_in_, tables_ + i * table_floats_);
+                           }
+                         });
     const int64_t outputs = static_cast<int64_t>(args_.outputs.size());
     for (int64_t i = 0; i < outputs; ++i) {
       for (int64_t r = tokens.begin; r < tokens.end; ++r) {
@@ -394,6 +456,7 @@ class Call {
   LinearScratch::State& scratch_;
   ThreadPool& threads_;
   const int64_t d_in_;
+  const bool multiplies_pairs_;
   int64_t blocks_ = 0;        // of 16 outputs, over all weights
   int64_t x_stride_ = 0;      // of ordered x
   int64_t table_floats_ = 0;  // of a token
@@ -404,6 +467,9 @@ class Call {
   RowRange tokens_;     // the group of them whose tables are built
   bool plain_ = false;  // orders of x that some weight asks for
   bool pairs_ = false;
+  bool copied_ = false;  // bf16 as it is
+  float* widened_ = nullptr;
+  uint16_t* copies_ = nullptr;
   float* ordered_ = nullptr;
   int64_t pairs_offset_ = 0;
   float* tables_ = nullptr;

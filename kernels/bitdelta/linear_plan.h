@@ -13,6 +13,7 @@ namespace stockpot {
 // one weight stand together, and among them rows of one variant.
 struct PlannedRow {
   const float* x = nullptr;              // ordered copy (linear_base-inl.h), zero-padded
+  const uint16_t* x_pairs = nullptr;     // or, where bf16 meets bf16, a copy of x, zero-padded
   const float* table = nullptr;          // sums of groups of four (linear_delta-inl.h), or null
   float* y = nullptr;                    // [d_out]
   const float* bias = nullptr;           // [d_out] or null

@@ -1,8 +1,9 @@
 // torch.ops.stockpot.* for CPU tensors: lends them to the kernels as views.
 //
-// Activations are lifted to float32 and the result is rounded once to x's dtype. A packed layout of
-// the signs (or of a delta) is made in every call and costs about what reading it costs; a server
-// that keeps variants resident uses the kernels directly.
+// Activations are lifted to float32 (bitdelta_linear takes bfloat16 as it is) and the result is
+// rounded once to x's dtype. A packed layout of the signs (or of a delta) is made in every call and
+// costs about what reading it costs; a server that keeps variants resident uses the kernels
+// directly.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
@@ -30,11 +31,13 @@ ThreadPool MakeThreads(int64_t work) {
   return ThreadPool(plain ? 1 : at::get_num_threads());
 }
 
-at::Tensor FloatRows(const at::Tensor& x) {
+at::Tensor Rows(const at::Tensor& x) {
   int64_t rows = 1;
   for (int64_t i = 0; i + 1 < x.dim(); ++i) rows *= x.size(i);
-  return x.reshape({rows, x.size(-1)}).to(at::kFloat).contiguous();
+  return x.reshape({rows, x.size(-1)});
 }
+
+at::Tensor FloatRows(const at::Tensor& x) { return Rows(x).to(at::kFloat).contiguous(); }
 
 ConstFloatMatrix View(const at::Tensor& t) {
   return {t.const_data_ptr<float>(), t.size(0), t.size(1), t.size(1)};
@@ -116,8 +119,10 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor&
   if (x.scalar_type() == at::kDouble) {
     return DenseBitDeltaLinear(x, base, signs, alpha, variant_of_row, bias);
   }
-  const at::Tensor rows = FloatRows(x), weight = DenseRows(base);
-  at::Tensor y = at::empty({rows.size(0), weight.size(0)}, rows.options());
+  const bool takes_bf16 = x.scalar_type() == at::kBFloat16;
+  const at::Tensor rows = takes_bf16 ? Rows(x).contiguous() : FloatRows(x);
+  const at::Tensor weight = DenseRows(base);
+  at::Tensor y = at::empty({rows.size(0), weight.size(0)}, rows.options().dtype(at::kFloat));
   if (y.numel() == 0) return Finish(y, x);
   const at::Tensor offset = bias.has_value() ? bias->to(at::kFloat).contiguous() : at::Tensor();
   const std::vector<PackedSigns> packed = Pack(signs, alpha, weight.size(1));
@@ -131,11 +136,13 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor&
                             .y = MutableView(y)};
   ThreadPool threads = MakeThreads(rows.numel() * weight.size(0));
   LinearScratch scratch;
-  RaiseUnlessOk(
-      "bitdelta_linear",
-      BitDeltaLinearCpu(
-          {.x = View(rows), .outputs = {&output, 1}, .variant_of_row = index, .sum_of_row = sums},
-          scratch, threads));
+  RaiseUnlessOk("bitdelta_linear",
+                BitDeltaLinearCpu({.x = {rows.const_data_ptr(), DTypeOf(rows), rows.size(0),
+                                         rows.size(1), rows.size(1)},
+                                   .outputs = {&output, 1},
+                                   .variant_of_row = index,
+                                   .sum_of_row = sums},
+                                  scratch, threads));
   return Finish(y, x);
 }
 

@@ -1,6 +1,7 @@
 // A decode step allocates nothing once its scratch memory has grown.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "kernels/bitdelta/linear.h"
@@ -13,10 +14,12 @@
 namespace stockpot {
 namespace {
 
-TEST(Allocation, DecodeAllocatesNothingInTheSteadyState) {
+class DecodeAllocation : public testing::TestWithParam<DType> {};
+
+TEST_P(DecodeAllocation, IsNothingInTheSteadyState) {
   constexpr int64_t kRows = 14, kDOut = 200, kDIn = 333;
   Random random(1);
-  const OwnedFloats x = OwnedFloats::Gaussian(kRows, kDIn, random);
+  const OwnedWeight x = OwnedWeight::Gaussian(GetParam(), kRows, kDIn, 1.0f, random);
   OwnedFloats y(kRows, kDOut);
   const OwnedWeight base = OwnedWeight::Gaussian(DType::kBF16, kDOut, kDIn, 0.02f, random);
   const std::vector<uint8_t> signs(static_cast<size_t>(SignBytes(kDOut, kDIn)), 0x5A);
@@ -29,7 +32,7 @@ TEST(Allocation, DecodeAllocatesNothingInTheSteadyState) {
   std::vector<DeltaSum> sum_of_row(static_cast<size_t>(kRows), DeltaSum::kApart);
   sum_of_row[1] = DeltaSum::kFolded;
   LinearOutput output{.base = base.view(), .variants = variants, .y = y.view()};
-  const LinearArgs args{.x = x.view(),
+  const LinearArgs args{.x = {x.view().data, GetParam(), kRows, kDIn, kDIn},
                         .outputs = {&output, 1},
                         .variant_of_row = variant_of_row,
                         .sum_of_row = sum_of_row};
@@ -50,6 +53,9 @@ TEST(Allocation, DecodeAllocatesNothingInTheSteadyState) {
   EXPECT_EQ(CountedAllocations() - again, 0);
   EXPECT_TRUE(ok);
 }
+
+INSTANTIATE_TEST_SUITE_P(Activations, DecodeAllocation, testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& type) { return std::string(DTypeName(type.param)); });
 
 // Ten calls, then a smaller one, after one that grew the scratch. Args: sparse or low-rank.
 template <typename Args, typename Scratch>

@@ -81,8 +81,9 @@ struct Layer {
 // Everything a call over several weights [outs[i], d_in] needs. Variants and sums are drawn per
 // row.
 struct Problem {
-  Problem(int64_t rows, const std::vector<int64_t>& outs, int64_t d_in, DType dtype, uint64_t seed)
-      : random(seed), x(OwnedFloats::Gaussian(rows, d_in, random, 3)) {
+  Problem(int64_t rows, const std::vector<int64_t>& outs, int64_t d_in, DType dtype, uint64_t seed,
+          DType x_dtype = DType::kF32)
+      : random(seed), x(OwnedWeight::Gaussian(x_dtype, rows, d_in, 1.0f, random, 3)) {
     for (const int64_t d_out : outs) {
       layers.push_back(std::make_unique<Layer>(rows, d_out, d_in, dtype, random));
       // One variant is dense in this weight and 1-bit in the next.
@@ -97,14 +98,16 @@ struct Problem {
   }
 
   LinearArgs args() const {
-    return {.x = x.cview(),
-            .outputs = outputs,
-            .variant_of_row = variant_of_row,
-            .sum_of_row = sum_of_row};
+    return {
+        .x = X(), .outputs = outputs, .variant_of_row = variant_of_row, .sum_of_row = sum_of_row};
+  }
+  LinearInput X() const {
+    const WeightMatrix view = x.view();
+    return {view.data, view.dtype, view.rows, view.cols, view.stride};
   }
 
   Random random;
-  OwnedFloats x;
+  OwnedWeight x;
   std::vector<std::unique_ptr<Layer>> layers;
   std::vector<LinearOutput> outputs;
   std::vector<int32_t> variant_of_row;
@@ -120,7 +123,7 @@ double ErrorScale(const LinearArgs& args, const LinearOutput& output, int64_t t,
   const bool dense = variant != nullptr && variant->dense != nullptr;
   const WeightMatrix& w = dense ? *variant->dense : output.base;
   for (int64_t i = 0; i < w.cols; ++i) {
-    x_square += std::pow(args.x.row(t)[i], 2);
+    x_square += std::pow(args.x.at(t, i), 2);
     w_square += std::pow(w.at(o, i), 2);
   }
   if (variant != nullptr && variant->signs != nullptr) {
@@ -205,12 +208,16 @@ TEST_P(LinearTable, MatchesDoublePrecision) {
         for (const DType dtype : dtypes) {
           std::vector<int64_t> outs = {d_out};
           if (seed % 2 == 0) outs.insert(outs.end(), {1, 20});
-          const Problem p(rows, outs, d_in, dtype, seed++);
-          ASSERT_TRUE(GetParam().run(p.args()).ok());
-          ExpectNearReference(p, std::string(DTypeName(dtype)) + " " + std::to_string(rows) +
-                                     " rows, " + std::to_string(d_out) + " x " +
-                                     std::to_string(d_in));
-          if (HasFatalFailure()) return;
+          for (const DType x_dtype : {DType::kF32, DType::kBF16}) {
+            const Problem p(rows, outs, d_in, dtype, seed, x_dtype);
+            ASSERT_TRUE(GetParam().run(p.args()).ok());
+            ExpectNearReference(p, std::string(DTypeName(dtype)) + ", x " +
+                                       std::string(DTypeName(x_dtype)) + ", " +
+                                       std::to_string(rows) + " rows, " + std::to_string(d_out) +
+                                       " x " + std::to_string(d_in));
+            if (HasFatalFailure()) return;
+          }
+          ++seed;
         }
       }
     }
@@ -274,17 +281,18 @@ OwnedFloats RunBatch(const Problem& p, size_t i, const std::vector<int64_t>& bat
                      ThreadPool& threads, LinearScratch& scratch) {
   const int64_t rows = static_cast<int64_t>(batch.size());
   LinearOutput output = p.outputs[i];
-  OwnedFloats x(rows, output.base.cols, 1);
+  const LinearInput all = p.X();
+  OwnedWeight x(all.dtype, rows, all.cols, 1);
   OwnedFloats y(rows, output.base.rows, 2);
   std::vector<int32_t> variant_of_row;
   std::vector<DeltaSum> sum_of_row;
   for (int64_t r = 0; r < rows; ++r) {
-    std::copy_n(p.x.cview().row(batch[r]), output.base.cols, x.view().row(r));
+    for (int64_t c = 0; c < all.cols; ++c) x.Set(r, c, all.at(batch[r], c));
     variant_of_row.push_back(p.variant_of_row[batch[r]]);
     sum_of_row.push_back(p.sum_of_row[batch[r]]);
   }
   output.y = y.view();
-  EXPECT_TRUE(BitDeltaLinearCpu({.x = x.cview(),
+  EXPECT_TRUE(BitDeltaLinearCpu({.x = {x.view().data, all.dtype, rows, all.cols, x.view().stride},
                                  .outputs = {&output, 1},
                                  .variant_of_row = variant_of_row,
                                  .sum_of_row = sum_of_row},
@@ -307,9 +315,11 @@ TEST_P(LinearTargets, RowsDoNotDependOnTheirBatch) {
   const DType dtypes[] = {DType::kBF16, DType::kF16, DType::kF32};
   for (int round = 0; round < 24; ++round) {
     const int64_t d_out = 1 + static_cast<int64_t>(random() % 200);
-    const int64_t d_in = round == 7 ? 4500 : round % 6 == 0 ? 1500 : 1 + random() % 200;
+    const int64_t d_in = round == 7 || round == 9 ? 4500
+                         : round % 6 == 0         ? 1500
+                                                  : 1 + random() % 200;
     const Problem p(40, {d_out, 1 + static_cast<int64_t>(random() % 50)}, d_in, dtypes[round % 3],
-                    random());
+                    random(), round / 6 % 2 == 0 ? DType::kF32 : DType::kBF16);
     ASSERT_TRUE(BitDeltaLinearCpu(p.args(), scratch, *pools[0]).ok());
     for (int repeat = 0; repeat < 6; ++repeat) {
       const size_t weight = random() % 2;
@@ -323,6 +333,34 @@ TEST_P(LinearTargets, RowsDoNotDependOnTheirBatch) {
             << all.base.rows << " x " << d_in << ", row " << batch[i] << " in a batch of "
             << batch.size();
       }
+    }
+  }
+}
+
+TEST_P(LinearTargets, BFloat16CountsAsTheFloat32ItStandsFor) {
+  const ScopedSimdTarget target(GetParam());
+  ThreadPool threads(2);
+  LinearScratch scratch;
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    Problem p(30, {33}, 1100, dtype, 3, DType::kBF16);
+    if (dtype == DType::kBF16) {  // what is not folded may multiply pairs
+      std::fill(p.sum_of_row.begin(), p.sum_of_row.end(), DeltaSum::kFolded);
+      std::replace(p.variant_of_row.begin(), p.variant_of_row.end(), -1, 0);
+    }
+    ASSERT_TRUE(BitDeltaLinearCpu(p.args(), scratch, threads).ok());
+    OwnedFloats x(30, 1100), y(30, 33);
+    for (int64_t t = 0; t < 30; ++t) {
+      for (int64_t c = 0; c < 1100; ++c) x.view().row(t)[c] = p.x.view().at(t, c);
+    }
+    LinearOutput output = p.outputs[0];
+    output.y = y.view();
+    LinearArgs args = p.args();
+    args.x = x.cview();
+    args.outputs = {&output, 1};
+    ASSERT_TRUE(BitDeltaLinearCpu(args, scratch, threads).ok());
+    for (int64_t t = 0; t < 30; ++t) {
+      ASSERT_EQ(0, std::memcmp(y.view().row(t), p.outputs[0].y.row(t), 33 * sizeof(float)))
+          << DTypeName(dtype) << " row " << t;
     }
   }
 }
@@ -465,6 +503,9 @@ TEST(Linear, NamesTheFieldThatDoesNotFitAndLeavesYAlone) {
   LinearArgs bad = p.args();
   bad.x = narrow.args().x;
   reject(bad, "x:");
+  bad = p.args();
+  bad.x.dtype = DType::kF16;
+  reject(bad, "x: dtype");
   bad = p.args();
   bad.outputs = {};
   reject(bad, "outputs:");

@@ -23,7 +23,8 @@ bitdelta_linear(x, base, signs, alpha, variant_of_row=None, bias=None, folded=Fa
     [variants, planes, d_out, B], B = ceil(d_in / 8); alpha of the same shape without B.
     variant_of_row [rows of x] int32 or int64: which variant a row uses, -1 the base alone; needed
     where there are several. folded: one product a variant, faster for many rows, each weight
-    rounded once more. Sums are float32 (float64 tensors are computed in float64, slowly).
+    rounded once more. Sums are float32, rounded once to x's dtype (float64 tensors are computed in
+    float64, slowly). x and base of bfloat16 are multiplied in pairs where the processor can.
     Gradients: x, alpha, bias. The base is frozen: one that requires a gradient is refused.
 
 sparse_delta_linear(x, row_offsets, columns, values, delta_of_row=None) -> y
