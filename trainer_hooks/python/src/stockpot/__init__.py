@@ -28,9 +28,9 @@ from stockpot.loaders import ResumableLoader
 from stockpot.loading import Artifact, load
 from stockpot.ops import load_ops
 from stockpot.progress import Progress
+from stockpot.record import HookStats
 from stockpot.resuming import Resumed, resume
 from stockpot.rpc.ttypes import Kind, RunConfig
-from stockpot.uploader import HookStats
 from stockpot.variant_file import read_variant
 
 __version__ = "0.1.0"

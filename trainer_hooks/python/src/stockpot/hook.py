@@ -21,12 +21,14 @@ from stockpot.client import Client
 from stockpot.connection import Address, Security
 from stockpot.errors import ErrorCode, StockpotError
 from stockpot.progress import Progress
+from stockpot.record import HookStats
 from stockpot.resuming import Resumed, State, unwrap
 from stockpot.rpc.ttypes import RunConfig
 from stockpot.sending import SaveJob
 from stockpot.sharding import Piece, Place
 from stockpot.staging import MAX_COPY_THREADS, CopyThreads, Layout, Planner, StagingPool
-from stockpot.uploader import HookStats, ReportJob, Target, Uploader, logger
+from stockpot.uploader import ReportJob, Uploader, logger
+from stockpot.writing import Target
 
 # What belongs to a model beside its weights, by name in a Hugging Face folder.
 MODEL_FILES = (
@@ -156,6 +158,7 @@ class CheckpointHook:
             Target(address, run, base, config, dict(tags or {}),
                    self._security),
             connections, retry_for_s, self._pool.release)
+        self._record = self._uploader.record
         atexit.register(self.close, ATEXIT_TIMEOUT_S)  # a process that ends keeps what it staged
         is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
         if is_initialized or int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -171,7 +174,7 @@ class CheckpointHook:
     @property
     def stats(self) -> HookStats:
         """Counters so far, as a copy."""
-        return self._uploader.stats()
+        return self._record.stats()
 
     @property
     def last_step(self) -> int:
@@ -205,7 +208,7 @@ class CheckpointHook:
         try:
             return self._stage(step, model, metrics or {}, state)
         except Exception as error:
-            self._uploader.give_up(error, f"step {step} is not stored", "not staged")
+            self._record.give_up(error, f"step {step} is not stored", "not staged")
             if self._raise_errors:
                 self._raise_pending()
             return False
@@ -254,7 +257,7 @@ class CheckpointHook:
                 job = ReportJob(step, task, name, value, by)
                 accepted = accepted and self._uploader.submit(job)
         except Exception as error:
-            self._uploader.report_failure("report", error, "an evaluation result is not stored")
+            self._record.report_failure("report", error, "an evaluation result is not stored")
             return False
         return accepted
 
@@ -296,7 +299,7 @@ class CheckpointHook:
         try:
             self._uploader.use_spool(spool.Spool(folder, self.run, place, self._spool_bytes))
         except (StockpotError, OSError) as error:
-            self._uploader.report_failure("spool", error, "there is no spool")
+            self._record.report_failure("spool", error, "there is no spool")
             if self._raise_errors:
                 raise
 
@@ -314,9 +317,9 @@ class CheckpointHook:
         pinned = any(piece.tensor.is_cuda for piece in pieces)
         buffer = self._pool.acquire(layout.size, pinned, self._wait_s)
         if buffer is None:
-            self._uploader.count(skipped=1)
+            self._record.count(skipped=1)
             full = StockpotError(ErrorCode.RESOURCE_EXHAUSTED, "all staging buffers are in use")
-            self._uploader.report_failure("skip", full, f"step {step} is skipped")
+            self._record.report_failure("skip", full, f"step {step} is skipped")
             return False
         try:
             buffer.fill(layout, pieces, self._copy_threads)
@@ -333,9 +336,9 @@ class CheckpointHook:
             self._uploader.spill()
         stall_s = time.monotonic() - start
         self._last_step = step
-        self._uploader.count(staged=1, staged_bytes=sum(slot.size for slot in layout.slots),
+        self._record.count(staged=1, staged_bytes=sum(slot.size for slot in layout.slots),
                              total_stall_s=stall_s)
-        self._uploader.note(last_stall_s=stall_s)
+        self._record.note(last_stall_s=stall_s)
         return True
 
     def _pieces_of_model(self, model: Model, place: Place) -> list[Piece]:
@@ -360,7 +363,7 @@ class CheckpointHook:
         return numbers
 
     def _raise_pending(self) -> None:
-        error = self._uploader.take_error()
+        error = self._record.take_error()
         if error is not None:
             raise error
 

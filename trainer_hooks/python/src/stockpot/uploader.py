@@ -15,9 +15,6 @@ came from the spool stays there until then.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import json
 import logging
 import random
 import threading
@@ -27,21 +24,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stockpot.client import Client
-from stockpot.connection import Security
 from stockpot.errors import ErrorCode, StockpotError
-from stockpot.progress import Progress, ProgressMeter
-from stockpot.rpc.ttypes import (
-    GatherState,
-    Kind,
-    RunConfig,
-    SessionRequest,
-    StepKey,
-    StepState,
-)
-from stockpot.sending import ChunkSenders, SaveJob, as_stockpot_error
+from stockpot.progress import Progress
+from stockpot.record import HookRecord
+from stockpot.rpc.ttypes import GatherState, StepKey, StepState
+from stockpot.sending import SaveJob
 from stockpot.spool import Spool
 from stockpot.staging import StagingBuffer
+from stockpot.writing import RunWriter, Target
 
 logger = logging.getLogger("stockpot")
 
@@ -54,38 +44,6 @@ GATHER_POLL_S = 1.0  # how long one question after the other ranks' parts waits
 MAX_GATHERS = 100  # checkpoints whose other parts are asked after
 
 FORGOTTEN = "the daemon restarted, and does not have this rank's part any more"
-
-
-@dataclass
-class HookStats:
-    """What a hook did so far. Counters only grow; bytes are logical ones of checkpoints."""
-
-    staged: int = 0  # saves that were copied
-    committed: int = 0  # saves that the daemon acknowledged as durable, all ranks' parts
-    skipped: int = 0  # saves left out because every staging buffer was busy
-    failed: int = 0  # saves given up: refused, too old, not stageable, or a rank never came
-    spooled: int = 0  # saves that went to the spool first
-    retries: int = 0
-    staged_bytes: int = 0
-    sent_bytes: int = 0  # payload that travelled; the rest was in the store already
-    reports: int = 0  # evaluation results that the daemon took
-    last_stall_s: float = 0.0  # of the last call that staged: what training waited
-    total_stall_s: float = 0.0
-    last_committed_step: int = -1
-    last_artifact: str = ""  # hex digest of the last commit
-    last_error: str = ""  # of the last failure; stays after recovery
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a hook's checkpoints go."""
-
-    address: str
-    run: str
-    base: str
-    config: RunConfig | None  # None: an existing run keeps its own
-    tags: dict[str, str]
-    security: Security | None = None
 
 
 @dataclass(frozen=True)
@@ -122,12 +80,9 @@ class Uploader:
         self._target = target
         self._retry_for_s = retry_for_s
         self._release = release
-        self._client = Client(target.address, security=target.security)
-        self._meter = ProgressMeter(target.run)
-        self._senders = ChunkSenders(target.address, connections, target.security,
-                                     self._note_sent, self._meter.known)
+        self.record = HookRecord(target.run)
+        self._writer = RunWriter(target, connections, self.record)
         # Of the uploader's thread alone.
-        self._run_confirmed = False
         self._spool_delay_s = FIRST_RETRY_S
         self._spool_due = 0.0  # monotonic: when sending what is spooled is tried next
         self._deferred: deque[ReportJob] = deque()  # of steps that are still in the spool
@@ -140,9 +95,6 @@ class Uploader:
         self._busy = False
         self._gathering = 0
         self._stopping = False
-        self._stats = HookStats()
-        self._reported: set[str] = set()  # kinds of failure logged since the last success
-        self._unseen_error: StockpotError | None = None
         self._spill_wanted = False
         self._spilling = 0
         self._spool_failed = False  # the last try to send what is spooled
@@ -197,8 +149,8 @@ class Uploader:
 
     def is_all_stored(self) -> bool:
         """Whether nothing was given up and nothing waits in the spool; else the log says where."""
+        failed = self.record.stats().failed
         with self._changed:
-            failed = self._stats.failed
             waiting = self._spool.count() if self._spool is not None else 0
         if waiting and self._spool is not None:
             logger.warning("run %s: %d checkpoints wait in %s for the daemon; the next hook of the "
@@ -214,8 +166,7 @@ class Uploader:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._client.interrupt()
-        self._senders.interrupt()
+        self._writer.interrupt()
         self._thread.join(timeout_s)
         self._spiller.join(timeout_s)
 
@@ -224,48 +175,8 @@ class Uploader:
         with self._changed:
             waiting = sum(isinstance(job, SaveJob) for job in self._jobs)
             spool = self._spool
-        return self._meter.progress(waiting, spool.count() if spool else 0,
+        return self._writer.meter.progress(waiting, spool.count() if spool else 0,
                                     spool.size() if spool else 0)
-
-    def count(self, **deltas: float) -> None:
-        """Adds to counters of the statistics."""
-        with self._changed:
-            for name, delta in deltas.items():
-                setattr(self._stats, name, getattr(self._stats, name) + delta)
-
-    def note(self, **values: object) -> None:
-        """Sets fields of the statistics."""
-        with self._changed:
-            for name, value in values.items():
-                setattr(self._stats, name, value)
-
-    def stats(self) -> HookStats:
-        """A copy."""
-        with self._changed:
-            return dataclasses.replace(self._stats)
-
-    def report_failure(self, kind: str, error: Exception, consequence: str) -> None:
-        """Counts nothing; logs each loss, and of a kind the first since the last success."""
-        with self._changed:
-            self._stats.last_error = str(error)
-            is_news = kind == "lost" or kind not in self._reported
-            self._reported.add(kind)
-        if is_news:
-            logger.warning("run %s: %s (%s; training goes on)", self._target.run, error,
-                           consequence)
-
-    def give_up(self, error: Exception, consequence: str, kind: str = "lost") -> None:
-        """A save is lost: counts and reports it, and keeps it for take_error()."""
-        self.count(failed=1)
-        with self._changed:
-            self._unseen_error = as_stockpot_error(error)
-        self.report_failure(kind, error, consequence)
-
-    def take_error(self) -> StockpotError | None:
-        """The last given-up save's error, once."""
-        with self._changed:
-            error, self._unseen_error = self._unseen_error, None
-        return error
 
     # --- the uploader's thread ---
 
@@ -277,9 +188,10 @@ class Uploader:
                     self._finish(job)
             except Exception as error:  # whatever it is, the next job gets its chance
                 if isinstance(job, SaveJob):
-                    self.give_up(error, f"step {job.step} is not stored")
+                    self.record.give_up(error, f"step {job.step} is not stored")
                 else:
-                    self.report_failure("report", error, "an evaluation result is not stored")
+                    self.record.report_failure("report", error,
+                                               "an evaluation result is not stored")
             finally:
                 self._give_back(job)
             self._look_after_others()
@@ -288,8 +200,7 @@ class Uploader:
                 self._gathering = len(self._gathers)
                 self._changed.notify_all()
         self._clear()
-        self._senders.stop()
-        self._client.close()
+        self._writer.close()
         if self._spool is not None:
             self._spool.close()
 
@@ -329,8 +240,8 @@ class Uploader:
         closed = StockpotError(ErrorCode.UNAVAILABLE, "the hook was closed before the upload")
         for job in left:
             if not self._to_spool(job):
-                self.count(failed=1)
-                self.report_failure("lost", closed, f"step {job.step} is not stored")
+                self.record.count(failed=1)
+                self.record.report_failure("lost", closed, f"step {job.step} is not stored")
             self._give_back(job)
         with self._changed:
             self._changed.notify_all()
@@ -354,12 +265,12 @@ class Uploader:
                 if not error.retryable:
                     raise
                 if self._put_off(job):
-                    self.report_failure("upload", error, "kept in the spool, trying again")
+                    self.record.report_failure("upload", error, "kept in the spool, trying again")
                     return
                 if time.monotonic() + delay_s > deadline:
                     raise
-                self.report_failure("upload", error, "trying again")
-            self.count(retries=1)
+                self.record.report_failure("upload", error, "trying again")
+            self.record.count(retries=1)
             # Jitter, so that many ranks do not come back at the same moment.
             if self._wait_for_stop(delay_s * random.uniform(0.5, 1.0)):
                 if self._put_off(job):
@@ -421,9 +332,9 @@ class Uploader:
         try:
             self._spool.add(job.contents, header)
         except (StockpotError, OSError) as error:
-            self.report_failure("spool", error, f"step {job.step} is not in the spool")
+            self.record.report_failure("spool", error, f"step {job.step} is not in the spool")
             return False
-        self.count(spooled=1)
+        self.record.count(spooled=1)
         return True
 
     def _send_spooled(self) -> None:
@@ -444,7 +355,7 @@ class Uploader:
             try:
                 entry = spool.first()
             except StockpotError as error:  # a damaged one, set aside
-                self.give_up(error, "it is not sent")
+                self.record.give_up(error, "it is not sent")
                 continue
             if entry is None:
                 break
@@ -455,7 +366,7 @@ class Uploader:
                 if error.retryable:
                     self._put_off_spool()
                     raise
-                self.give_up(error, f"step {entry.contents.step} is not stored")
+                self.record.give_up(error, f"step {entry.contents.step} is not stored")
                 spool.set_aside(entry.folder, "refused")
                 continue
             entry.close()
@@ -480,7 +391,7 @@ class Uploader:
                 self._send_deferred()
             self._ask_after_gathers()
         except Exception as error:
-            self.report_failure("upload", error, "trying again")
+            self.record.report_failure("upload", error, "trying again")
             self._wait_for_stop(FIRST_RETRY_S)
 
     def _send_deferred(self) -> None:
@@ -493,69 +404,27 @@ class Uploader:
                     self._deferred.appendleft(job)
                     self._put_off_spool()
                     raise
-                self.report_failure("report", error, "an evaluation result is not stored")
+                self.record.report_failure("report", error, "an evaluation result is not stored")
 
     # --- one save ---
 
     def _save(self, job: SaveJob, spooled: Path | None = None) -> bool:
         """`spooled`: the job's entry in the spool. False: other ranks' parts are awaited."""
-        if not self._run_confirmed:
-            self._confirm_run()
-        self._meter.begin(job.step, job.total_bytes())
-        try:
-            artifact = self._upload(job, spooled)
-        except StockpotError as error:
-            if error.code == ErrorCode.NOT_FOUND:  # the daemon came back without our session
-                self._run_confirmed = False
-                raise StockpotError(ErrorCode.UNAVAILABLE, error.message) from error
-            if error.code != ErrorCode.ALREADY_EXISTS or job.contents.place.world > 1:
-                raise
-            # Our own commit whose acknowledgement was lost, or somebody else's checkpoint.
-            artifact = self._find_same(job) or ""
-            if not artifact:
-                raise
-        finally:
-            self._meter.end()
+        artifact = self._writer.write(job, keep_trying=self._spool is not None)
+        if artifact is None:
+            artifact = self._await_ranks(Gather(job.step, self._writer.key_of(job),
+                                                job.contents.place.rank, spooled))
         if artifact is None:
             return False
-        self._succeeded(job.step, artifact)
+        self.record.succeeded(job.step, artifact)
         return True
 
-    def _confirm_run(self) -> None:
-        target = self._target
-        try:
-            self._client.create_run(target.run, target.base, target.config, target.tags)
-        except StockpotError as error:
-            # A token, a base that is missing, a policy: somebody can put it right, and what is
-            # spooled can wait for that.
-            raise StockpotError(error.code, error.message,
-                                error.retryable or self._spool is not None) from error
-        self._run_confirmed = True
-
-    def _upload(self, job: SaveJob, spooled: Path | None) -> str | None:
-        """The artifact in hex; None: this rank's part is there, others are awaited elsewhere."""
-        contents = job.contents
-        resumed_from = bytes.fromhex(contents.resumed_from) or None
-        session = self._client.open_session(SessionRequest(
-            kind=Kind.CHECKPOINT, run=self._target.run, step=job.step, rank=contents.place.rank,
-            world=contents.place.world, attempt=contents.attempt, resumed_from=resumed_from))
-        try:
-            self._senders.send_missing(self._client, session, job)
-            reply = self._client.commit_shard(session, job.shard())
-        except StockpotError as error:
-            if error.code != ErrorCode.UNAVAILABLE:  # a session that is left open counts
-                with contextlib.suppress(StockpotError):
-                    self._client.abort(session)
-            raise
-        if reply.complete:
-            return str(reply.artifact.hex())
-        key = StepKey(self._target.run, job.step, contents.place.world, contents.attempt)
-        return self._await_ranks(Gather(job.step, key, contents.place.rank, spooled))
-
     def _await_ranks(self, gather: Gather) -> str | None:
-        """Waits for the other ranks as long as there is nothing else to send."""
+        """Waits for the other ranks as long as there is nothing else to send. None: not in yet."""
         while gather.spooled is None:
-            state = self._client.step_state(gather.key, int(GATHER_POLL_S * 1000))
+            state = self._writer.step_state(gather.key, GATHER_POLL_S)
+            if state is None:
+                raise StockpotError(ErrorCode.UNAVAILABLE, FORGOTTEN)
             if state.state == GatherState.COMPLETE:
                 return str(state.artifact.hex())
             if state.state == GatherState.FAILED:
@@ -575,79 +444,49 @@ class Uploader:
 
     def _ask_after_gathers(self) -> None:
         """Once for each; waits a little for the first if there is nothing else to do."""
-        timeout_ms = int(GATHER_POLL_S * 1000)
+        timeout_s = GATHER_POLL_S
         for _ in range(len(self._gathers)):
             with self._changed:
                 if self._stopping:
                     return
-                timeout_ms = 0 if self._jobs else timeout_ms
+                timeout_s = 0.0 if self._jobs else timeout_s
             gather = self._gathers.popleft()
             try:
-                state = self._client.step_state(gather.key, timeout_ms)
-                if gather.is_forgotten(state):
-                    raise StockpotError(ErrorCode.NOT_FOUND, FORGOTTEN)
+                state = self._writer.step_state(gather.key, timeout_s)
             except StockpotError as error:
-                if error.code == ErrorCode.NOT_FOUND and gather.spooled and self._spool:
-                    self._spool.hold(gather.spooled, False)  # the daemon restarted: send it again
-                elif error.retryable:
+                if error.retryable:
                     self._gathers.append(gather)
-                    self.report_failure("upload", error, "trying again")
+                    self.record.report_failure("upload", error, "trying again")
                     self._wait_for_stop(FIRST_RETRY_S)
                 else:
                     self._end_gather(gather, error)
                 continue
+            if state is None or gather.is_forgotten(state):
+                self._send_again(gather)
+                continue
             if state.state == GatherState.COMPLETE:
-                self._succeeded(gather.step, state.artifact.hex())
+                self.record.succeeded(gather.step, state.artifact.hex())
                 if gather.spooled and self._spool:
                     self._spool.remove(gather.spooled)
             elif state.state == GatherState.FAILED:
                 self._end_gather(gather, StockpotError(ErrorCode.UNAVAILABLE, state.why, False))
             else:
                 self._gathers.append(gather)
-            timeout_ms = 0
+            timeout_s = 0.0
+
+    def _send_again(self, gather: Gather) -> None:
+        """The daemon restarted without this part: what is on the disk is unsent once more."""
+        if gather.spooled and self._spool:
+            self._spool.hold(gather.spooled, False)
+        else:
+            self._end_gather(gather, StockpotError(ErrorCode.NOT_FOUND, FORGOTTEN))
 
     def _end_gather(self, gather: Gather, error: StockpotError) -> None:
-        self.give_up(error, f"step {gather.step} is not stored")
+        self.record.give_up(error, f"step {gather.step} is not stored")
         if gather.spooled and self._spool:
             self._spool.set_aside(gather.spooled, "refused")
 
-    def _note_sent(self, size: int) -> None:
-        self._meter.sent(size)
-        self.count(sent_bytes=size)
-
-    def _succeeded(self, step: int, artifact: str) -> None:
-        self.count(committed=1)
-        with self._changed:
-            self._stats.last_committed_step = max(step, self._stats.last_committed_step)
-            self._stats.last_artifact = artifact
-            was_failing = "upload" in self._reported
-            self._reported.clear()
-        logger.info("run %s: step %d is stored as %s", self._target.run, step, artifact[:12])
-        if was_failing:
-            logger.warning("run %s: uploads work again", self._target.run)
-
-    def _find_same(self, job: SaveJob) -> str | None:
-        """The digest of RUN@STEP if it holds exactly this job's weights and files."""
-        name = f"{self._target.run}@{job.step}"
-        manifest = json.loads(self._client.fetch_manifest(name))
-        for _ in job.named_chunks():  # the session may have been refused before any was hashed
-            pass
-        shard = job.shard()
-
-        def parts_of(chunks_of_part: list[bytes]) -> list[str]:
-            return [chunk.hex() for chunk in chunks_of_part]
-
-        ours = {t.name: (t.dtype, t.shape, t.alias_of, parts_of(t.data.chunks))
-                for t in shard.tensors if not t.group}  # states are artifacts of their own
-        theirs = {t["name"]: (t["dtype"], t["shape"], t.get("alias_of", ""),
-                              t.get("parts", {}).get("data", {}).get("chunks", []))
-                  for t in manifest["tensors"]}
-        our_files = {name: parts_of(part.chunks) for name, part in shard.files.items()}
-        their_files = {name: part["chunks"] for name, part in manifest["files"].items()}
-        same_files = all(their_files.get(name) == digests for name, digests in our_files.items())
-        return self._client.lineage.resolve(name) if ours == theirs and same_files else None
-
     def _report(self, job: ReportJob) -> None:
-        self._client.report_eval(f"{self._target.run}@{job.step}", job.task, job.metric,
+        self._writer.client.report_eval(self._target.artifact_at(job.step), job.task, job.metric,
                                  job.value, job.by)
-        self.count(reports=1)
+        self.record.count(reports=1)
