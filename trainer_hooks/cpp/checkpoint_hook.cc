@@ -91,7 +91,9 @@ Status CheckpointHook::State::Start() {
 }
 
 CheckpointHook::CheckpointHook(std::unique_ptr<State> state) : state_(std::move(state)) {
-  state_->thread = std::thread([borrowed = state_.get()] { borrowed->Run(); });
+  state_->sender = std::thread([borrowed = state_.get()] { borrowed->SendLoop(); });
+  if (state_->spool == nullptr) return;
+  state_->spiller = std::thread([borrowed = state_.get()] { borrowed->SpillLoop(); });
 }
 
 CheckpointHook::~CheckpointHook() {
@@ -102,7 +104,8 @@ CheckpointHook::~CheckpointHook() {
     state_->changed.notify_all();
   }
   for (const auto& client : state_->clients) client->Shutdown();
-  state_->thread.join();
+  state_->sender.join();
+  if (state_->spiller.joinable()) state_->spiller.join();
 }
 
 // --- the training loop's side ---
@@ -133,7 +136,7 @@ void CheckpointHook::State::Count(const Status& status, double stall_ms) {
 CheckpointHookStats CheckpointHook::Stats() const {
   const std::lock_guard lock(state_->mutex);
   CheckpointHookStats stats = state_->stats;
-  stats.waiting = static_cast<int64_t>(state_->queue.size());
+  stats.waiting = std::ssize(state_->queue) + int{state_->is_sending} + int{state_->is_spilling};
   stats.gathering = static_cast<int64_t>(state_->awaited.size());
   return stats;
 }
@@ -141,7 +144,8 @@ CheckpointHookStats CheckpointHook::Stats() const {
 bool CheckpointHook::Flush(int64_t timeout_ms) {
   std::unique_lock lock(state_->mutex);
   return state_->changed.wait_for(lock, milliseconds(timeout_ms), [&] {
-    return state_->queue.empty() && state_->awaited.empty() && state_->stats.spooled == 0;
+    return state_->queue.empty() && !state_->is_sending && !state_->is_spilling &&
+           state_->awaited.empty() && state_->stats.spooled == 0;
   });
 }
 
@@ -156,19 +160,25 @@ Status CheckpointHook::State::Stage(int64_t step, std::span<const TensorView> te
     return filled;
   }
   const std::lock_guard lock(mutex);
+  is_full = NeededBytesLocked() + staged->bytes() > options.staging_bytes;
   queue.push_back(std::move(staged));
   changed.notify_all();
   return OkStatus();
 }
 
+// Staged bytes without the copies of parts that were sent.
+int64_t CheckpointHook::State::NeededBytesLocked() const {
+  int64_t bytes = stats.staged_bytes;
+  for (const AwaitedPart& part : awaited) {
+    if (part.staged != nullptr) bytes -= part.staged->buffer_bytes();
+  }
+  return bytes;
+}
+
 // True: `bytes` more fit the limit, perhaps because copies of parts that were sent are given up,
 // the oldest first.
 bool CheckpointHook::State::MakeRoomLocked(int64_t bytes) {
-  int64_t staged = stats.staged_bytes;
-  for (const AwaitedPart& part : awaited) {
-    if (part.staged != nullptr) staged -= part.staged->buffer_bytes();
-  }
-  if (staged + bytes > options.staging_bytes) return false;
+  if (NeededBytesLocked() + bytes > options.staging_bytes) return false;
   for (AwaitedPart& part : awaited) {
     if (stats.staged_bytes + bytes <= options.staging_bytes) break;
     if (part.staged == nullptr) continue;

@@ -13,9 +13,10 @@
 //     staging is full and the loop chose to wait), whatever the daemon does: nothing of the network
 //     happens in it. Stored values are those at the call.
 //   - A daemon that is away, slow or refuses never stops the loop. With options.spool_directory
-//     what cannot be sent goes to the local disk (trainer_hooks/SPOOL.md) and is sent in order
-//     later, by this process or by the next one of the run. Without it, it stays in memory and is
-//     tried again until it arrives. What fits neither is skipped and counted.
+//     what cannot be sent, or waits when the memory is full, goes to the local disk
+//     (trainer_hooks/SPOOL.md) and is sent in order later, by this process or by the next one of
+//     the run. Without it, it stays in memory and is tried again until it arrives. What fits
+//     neither is skipped and counted.
 //   - A failure in the background shows in the next OnStep's outcome and in Stats(); on_error is
 //     called once for each kind of trouble until things work again.
 //   - Destruction takes at most options.close_ms, plus a connection attempt's time-out, plus
@@ -77,10 +78,10 @@ using StagingAllocator = std::function<std::shared_ptr<void>(int64_t bytes)>;
 
 struct CheckpointHookOptions {
   std::string address{kDefaultRpcAddress};
-  ClientTls tls;      // of a TCP address
-  std::string token;  // that the daemon asks for
-  std::string run;    // REQUIRED
-  std::string base;   // name or digest of the base this run fine-tunes. REQUIRED
+  ClientTls tls;                        // of a TCP address
+  std::string token;                    // that the daemon asks for
+  std::string run;                      // REQUIRED
+  std::string base;                     // name or digest of the base this run fine-tunes. REQUIRED
   std::optional<RunConfig> run_config;  // none: an existing run keeps its own
   std::map<std::string, std::string> tags;
   // config.json, tokenizer.json, ...: what makes the checkpoint a complete model. Files that are
@@ -103,7 +104,7 @@ struct CheckpointHookOptions {
   std::filesystem::path spool_directory;
   int64_t spool_bytes = int64_t{64} << 30;
 
-  int connections = 2;        // 1..8, each with a thread while uploading
+  int connections = 4;        // 1..8, each with a thread while uploading
   int chunks_in_flight = 4;   // 1..16 of a connection, that await their answer
   int answer_ms = 30'000;     // how long a daemon that is there may be silent
   int copy_threads = 2;       // of the copy in OnStep, the caller's own included

@@ -1,5 +1,6 @@
 // What is behind a CheckpointHook. Private to the hook: checkpoint_hook.cc (the training loop's
-// side), hook_uploads.cc (the background thread).
+// side), hook_uploads.cc (the thread that sends), hook_spilling.cc (the thread that moves what is
+// staged to the disk).
 #pragma once
 
 #include <atomic>
@@ -32,7 +33,8 @@ struct AwaitedPart {
 struct FirstPart {
   rpc::StepKey key;
   int32_t rank = 0;
-  std::optional<SpoolKey> spooled;  // none: it is staged
+  std::unique_ptr<StagedCheckpoint> staged;  // null: it is spooled
+  std::optional<SpoolKey> spooled;
   bool is_damaged = false;
 };
 
@@ -49,22 +51,28 @@ struct CheckpointHook::State {
   // --- used by OnStep's thread only ---
   ThreadPool copy_threads;
 
-  // --- used by the background thread only, but for Shutdown ---
+  // --- used by the sending thread only, but for Shutdown ---
   std::vector<std::unique_ptr<Client>> clients;
-  std::unique_ptr<Spool> spool;  // null: none
-  bool spool_is_full = false;
   bool run_exists = false;
-  std::thread thread;
 
   // --- synchronises itself ---
+  std::unique_ptr<Spool> spool;  // null: none
   std::atomic<bool> closing{false};
+  std::thread sender;
+  std::thread spiller;
 
   // --- guarded by mutex ---
   mutable std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::unique_ptr<StagedCheckpoint>> queue;  // the first one is being uploaded
-  // The background thread alone adds and removes; OnStep may take the memory of one.
+  std::deque<std::unique_ptr<StagedCheckpoint>> queue;
+  // The sending thread alone adds and removes; OnStep may take the memory of one.
   std::deque<AwaitedPart> awaited;
+  bool is_sending = false;   // one that is no longer in the queue
+  bool is_spilling = false;  // likewise
+  bool is_full = false;      // the last one staged leaves no room for one like it
+  bool is_pausing = false;   // nothing can be sent now
+  bool has_ended = false;    // nothing will be sent any more
+  bool spool_is_full = false;
   std::vector<StagingBuffer> free_buffers;
   CheckpointHookStats stats;
   std::optional<StatusCode> reported;  // told to on_error since the last success
@@ -73,6 +81,7 @@ struct CheckpointHook::State {
   // --- the training loop's side ---
   Status Start();
   Result<StagingBuffer> Reserve(int64_t bytes);
+  int64_t NeededBytesLocked() const;
   bool MakeRoomLocked(int64_t bytes);
   void ReleaseLocked(StagingBuffer buffer);
   void Release(StagingBuffer buffer);
@@ -81,30 +90,38 @@ struct CheckpointHook::State {
   void Count(const Status& status, double stall_ms);
   void Report(const Status& status);
 
-  // --- the background thread ---
+  // --- both threads ---
+  void ReportInBackground(const Status& status);
+  void PutBackLocked(std::unique_ptr<StagedCheckpoint> staged);
+  void NoteSpool();
+
+  // --- the thread that moves what is staged to the disk ---
+  void SpillLoop();
+  bool MaySpillLocked() const;
+  std::unique_ptr<StagedCheckpoint> TakeToSpill();
+  void Spill(std::unique_ptr<StagedCheckpoint> staged);
+
+  // --- the thread that sends ---
   struct Part;
-  void Run();
+  void SendLoop();
   bool WaitForWork();
   bool HasUnsentLocked() const;
   bool MaySend() const;
   bool Pause(int64_t pause_ms);
-  void ReportInBackground(const Status& status);
 
   Status SendNext(int& refusals);
+  void TakeFirst(FirstPart& first);
   Result<bool> SendFirst(FirstPart& first);
   Result<bool> Send(const Part& part);
   rpc::StepKey KeyOf(int64_t step, int32_t world, const std::string& attempt) const;
 
-  void FinishFirst(const FirstPart& first, const Status& status);
+  void PutBack(FirstPart& first);
+  void FinishFirst(FirstPart& first, const Status& status);
   void FinishSpooled(const SpoolKey& key, const Status& status, bool is_damaged);
   void CountFinished(const Status& status, int64_t step);
-  const StagedCheckpoint* FirstStaged() const;
-  void PopStaged();
-  void Spill();
-  void NoteSpool();
 
   // Of parts whose checkpoint other ranks have yet to complete.
-  void AwaitFirst(const FirstPart& first);
+  void AwaitFirst(FirstPart& first);
   Status AskAfterAwaited();
   void FinishAwaited(const Status& status);
   void AwaitFrontLonger();

@@ -1,4 +1,4 @@
-// The background thread of a CheckpointHook: what is sent when, and what becomes of it.
+// The thread of a CheckpointHook that sends: what when, and what becomes of it.
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -55,14 +55,6 @@ struct CheckpointHook::State::Part {
   const StagedCheckpoint* in_memory = nullptr;  // the source, if its bytes can be sent from there
 };
 
-void CheckpointHook::State::ReportInBackground(const Status& status) {
-  {
-    const std::lock_guard lock(mutex);
-    if (background.ok()) background = status;
-  }
-  Report(status);
-}
-
 // False: the hook is closing.
 bool CheckpointHook::State::WaitForWork() {
   std::unique_lock lock(mutex);
@@ -70,8 +62,9 @@ bool CheckpointHook::State::WaitForWork() {
   return !closing;
 }
 
+// What is on its way to the disk is older than what is queued, and is sent from there.
 bool CheckpointHook::State::HasUnsentLocked() const {
-  return !queue.empty() || (spool != nullptr && spool->First() != nullptr);
+  return !is_spilling && (!queue.empty() || (spool != nullptr && spool->First()));
 }
 
 bool CheckpointHook::State::MaySend() const {
@@ -81,69 +74,12 @@ bool CheckpointHook::State::MaySend() const {
 
 // False: the hook is closing. What is staged meanwhile goes to the disk.
 bool CheckpointHook::State::Pause(int64_t pause_ms) {
-  const auto end = SteadyClock::now() + milliseconds(pause_ms);
-  const auto can_spill = [&] { return spool != nullptr && !spool_is_full && !queue.empty(); };
-  while (true) {
-    {
-      std::unique_lock lock(mutex);
-      changed.wait_until(lock, end, [&] { return closing || can_spill(); });
-      if (closing) return false;
-      if (!can_spill()) return true;
-    }
-    Spill();
-  }
-}
-
-// Null: none. Stays valid until TakeFirst: only this thread takes from the queue.
-const StagedCheckpoint* CheckpointHook::State::FirstStaged() const {
-  const std::lock_guard lock(mutex);
-  return queue.empty() ? nullptr : queue.front().get();
-}
-
-void CheckpointHook::State::PopStaged() {
-  std::unique_ptr<StagedCheckpoint> staged;
-  {
-    const std::lock_guard lock(mutex);
-    staged = std::move(queue.front());
-    queue.pop_front();
-  }
-  Release(staged->TakeBuffer());
-}
-
-void CheckpointHook::State::NoteSpool() {
-  const std::lock_guard lock(mutex);
-  stats.spooled = spool->entries();
-  stats.spooled_bytes = spool->bytes();
+  std::unique_lock lock(mutex);
+  is_pausing = true;
   changed.notify_all();
-}
-
-// Moves what waits in memory to the disk, the oldest first, as far as there is room.
-void CheckpointHook::State::Spill() {
-  while (spool != nullptr) {
-    const StagedCheckpoint* staged = FirstStaged();
-    if (staged == nullptr) return;
-    const Status status = spool->Write({.run = options.run,
-                                        .base = options.base,
-                                        .step = staged->step(),
-                                        .rank = options.rank,
-                                        .world = options.world,
-                                        .attempt = options.world > 1 ? options.attempt : "",
-                                        .resumed_from = options.resumed_from,
-                                        .config = options.run_config,
-                                        .tags = options.tags,
-                                        .metrics = staged->metrics(),
-                                        .placements = staged->placements()},
-                                       *staged);
-    if (!status.ok()) {
-      ReportInBackground(status.WithContext("step " + std::to_string(staged->step())));
-      spool_is_full = !IsFinal(status.code());
-      if (spool_is_full) return;
-      const std::lock_guard lock(mutex);
-      ++stats.failed;
-    }
-    NoteSpool();
-    PopStaged();
-  }
+  changed.wait_for(lock, milliseconds(pause_ms), [&] { return closing.load(); });
+  is_pausing = false;
+  return !closing;
 }
 
 // --- one part ---
@@ -184,26 +120,41 @@ Result<bool> CheckpointHook::State::Send(const Part& part) {
   return report.commit.complete;
 }
 
-// What is on disk is older than what is in memory.
+// What is on disk is older than what is in memory. REQUIRES: there is something.
+void CheckpointHook::State::TakeFirst(FirstPart& first) {
+  const std::lock_guard lock(mutex);
+  if (spool != nullptr) first.spooled = spool->First();
+  if (first.spooled) return;
+  first.staged = std::move(queue.front());
+  queue.pop_front();
+  is_sending = true;
+}
+
+// It was not sent: it is first again.
+void CheckpointHook::State::PutBack(FirstPart& first) {
+  if (first.staged == nullptr) return;
+  const std::lock_guard lock(mutex);
+  is_sending = false;
+  PutBackLocked(std::move(first.staged));
+}
+
 Result<bool> CheckpointHook::State::SendFirst(FirstPart& first) {
-  const SpoolKey* spooled = spool == nullptr ? nullptr : spool->First();
-  if (spooled == nullptr) {
-    const StagedCheckpoint* staged = FirstStaged();
-    first.key = KeyOf(staged->step(), options.world, options.attempt);
+  if (first.staged != nullptr) {
+    const StagedCheckpoint& staged = *first.staged;
+    first.key = KeyOf(staged.step(), options.world, options.attempt);
     first.rank = options.rank;
-    return Send({.step = staged->step(),
+    return Send({.step = staged.step(),
                  .rank = options.rank,
                  .world = options.world,
                  .attempt = options.attempt,
                  .resumed_from = options.resumed_from,
-                 .metrics = staged->metrics(),
-                 .placements = staged->placements(),
-                 .source = *staged,
-                 .in_memory = staged});
+                 .metrics = staged.metrics(),
+                 .placements = staged.placements(),
+                 .source = staged,
+                 .in_memory = &staged});
   }
-  first.spooled = *spooled;
-  first.key.step = spooled->step;
-  const auto entry = spool->Read(*spooled);
+  first.key.step = first.spooled->step;
+  const auto entry = spool->Read(*first.spooled);
   first.is_damaged = !entry.ok() && entry.status().code() != StatusCode::kInvalidArgument;
   if (!entry.ok()) return entry.status();
   const SpoolRecord& record = (*entry)->record();
@@ -244,32 +195,32 @@ void CheckpointHook::State::FinishSpooled(const SpoolKey& key, const Status& sta
                                           bool is_damaged) {
   const Status moved =
       status.ok() ? spool->Remove(key) : spool->SetAside(key, is_damaged ? "damaged" : "refused");
-  spool_is_full = false;
+  {
+    const std::lock_guard lock(mutex);
+    spool_is_full = false;
+  }
   NoteSpool();
   if (!moved.ok()) ReportInBackground(moved);
 }
 
 // The first one is done with, one way or the other.
-void CheckpointHook::State::FinishFirst(const FirstPart& first, const Status& status) {
+void CheckpointHook::State::FinishFirst(FirstPart& first, const Status& status) {
   CountFinished(status, first.key.step);
-  if (first.spooled) {
-    FinishSpooled(*first.spooled, status, first.is_damaged);
-  } else {
-    PopStaged();
-  }
+  if (first.spooled) return FinishSpooled(*first.spooled, status, first.is_damaged);
+  const std::lock_guard lock(mutex);
+  is_sending = false;
+  ReleaseLocked(first.staged->TakeBuffer());
 }
 
 // The first one is with the daemon, and other ranks' parts are not.
-void CheckpointHook::State::AwaitFirst(const FirstPart& first) {
+void CheckpointHook::State::AwaitFirst(FirstPart& first) {
   if (first.spooled) spool->Hold(*first.spooled, true);
   const std::lock_guard lock(mutex);
-  AwaitedPart part{
-      .key = first.key, .rank = first.rank, .staged = nullptr, .spooled = first.spooled};
-  if (!first.spooled) {
-    part.staged = std::move(queue.front());
-    queue.pop_front();
-  }
-  awaited.push_back(std::move(part));
+  is_sending = false;
+  awaited.push_back({.key = first.key,
+                     .rank = first.rank,
+                     .staged = std::move(first.staged),
+                     .spooled = first.spooled});
   stats.last_error = OkStatus();
   reported.reset();
   changed.notify_all();
@@ -317,10 +268,7 @@ bool CheckpointHook::State::SendAgain() {
   if (part.spooled) {
     spool->Hold(*part.spooled, false);
   } else if (part.staged != nullptr) {
-    const int64_t step = part.key.step;
-    const auto later = std::find_if(queue.begin(), queue.end(),
-                                    [&](const auto& staged) { return staged->step() > step; });
-    queue.insert(later, std::move(part.staged));
+    PutBackLocked(std::move(part.staged));
   } else {
     return false;
   }
@@ -348,6 +296,7 @@ void CheckpointHook::State::AwaitFrontLonger() {
 // Not OK: it is to be tried again, later.
 Status CheckpointHook::State::SendNext(int& refusals) {
   FirstPart first;
+  TakeFirst(first);
   const Result<bool> complete = SendFirst(first);
   if (complete.ok()) {
     refusals = 0;
@@ -358,19 +307,25 @@ Status CheckpointHook::State::SendNext(int& refusals) {
     }
     return OkStatus();
   }
-  if (closing) return complete.status();
+  if (closing) {
+    PutBack(first);
+    return complete.status();
+  }
   const Status status = complete.status().WithContext((first.spooled ? "spooled step " : "step ") +
                                                       std::to_string(first.key.step));
   ReportInBackground(status);
   const bool gives_up = first.is_damaged || IsFinal(status.code()) ||
                         (!IsRetryable(status.code()) && ++refusals == kAttemptsWhenRefused);
-  if (!gives_up) return status;
+  if (!gives_up) {
+    PutBack(first);
+    return status;
+  }
   refusals = 0;
   FinishFirst(first, status);
   return OkStatus();
 }
 
-void CheckpointHook::State::Run() {
+void CheckpointHook::State::SendLoop() {
   int64_t backoff_ms = kFirstBackoffMs;
   int refusals = 0;
   while (WaitForWork()) {
@@ -391,7 +346,9 @@ void CheckpointHook::State::Run() {
     backoff_ms = std::min(2 * backoff_ms, kLastBackoffMs);
   }
   RecallAwaited();
-  Spill();
+  const std::lock_guard lock(mutex);
+  has_ended = true;
+  changed.notify_all();
 }
 
 }  // namespace stockpot

@@ -136,25 +136,46 @@ Status Spool::TakeOverOthers(int32_t rank, int32_t world) {
   return OkStatus();
 }
 
-void Spool::Add(const SpoolKey& key) { bytes_ += entries_[key].bytes = FolderBytes(key.path()); }
+void Spool::Add(const SpoolKey& key) {
+  const int64_t bytes = FolderBytes(key.path());
+  const std::lock_guard lock(mutex_);
+  bytes_ += entries_[key].bytes = bytes;
+}
 
 void Spool::Forget(const SpoolKey& key) {
+  const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(key);
   bytes_ -= entry->second.bytes;
   entries_.erase(entry);
 }
 
-Status Spool::Write(const SpoolRecord& record, const TensorSource& source) {
-  const SpoolKey key{record.step, own_};
+int64_t Spool::entries() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(entries_.size());
+}
+
+int64_t Spool::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+Status Spool::CheckRoom(const SpoolKey& key, int64_t bytes) const {
+  const std::lock_guard lock(mutex_);
   if (entries_.contains(key)) {
-    return AlreadyExists("the spool holds a checkpoint of step " + std::to_string(record.step));
+    return AlreadyExists("the spool holds a checkpoint of step " + std::to_string(key.step));
   }
-  const int64_t bytes = BytesOf(source);
   if (bytes > max_bytes_ - bytes_) {
     return ResourceExhausted("the spool holds " + std::to_string(bytes_) + " of " +
                              std::to_string(max_bytes_) + " bytes: no room for " +
                              std::to_string(bytes));
   }
+  return OkStatus();
+}
+
+Status Spool::Write(const SpoolRecord& record, const TensorSource& source) {
+  const std::lock_guard one_at_a_time(writing_);
+  const SpoolKey key{record.step, own_};
+  STOCKPOT_RETURN_IF_ERROR(CheckRoom(key, BytesOf(source)));
   const path entry = key.path();
   const path temporary = own_ / (".tmp-" + entry.filename().string());
   std::error_code ignored;
@@ -177,13 +198,16 @@ Status Spool::Write(const SpoolRecord& record, const TensorSource& source) {
   return OkStatus();
 }
 
-const SpoolKey* Spool::First() const {
+std::optional<SpoolKey> Spool::First() const {
+  const std::lock_guard lock(mutex_);
   const auto first = std::find_if(entries_.begin(), entries_.end(),
                                   [](const auto& entry) { return !entry.second.is_held; });
-  return first == entries_.end() ? nullptr : &first->first;
+  if (first == entries_.end()) return std::nullopt;
+  return first->first;
 }
 
 void Spool::Hold(const SpoolKey& key, bool is_held) {
+  const std::lock_guard lock(mutex_);
   entries_.find(key)->second.is_held = is_held;
 }
 

@@ -1,8 +1,8 @@
 // Checkpoints on the trainer's own disk, while the daemon is away. Internal to the hook. What is on
 // disk, and what holds whatever happens: trainer_hooks/SPOOL.md.
 //
-// Thread promise: one thread at a time; a SpooledCheckpoint by as many as its TensorSource
-// promises.
+// Thread promise: any thread, but an entry is one thread's at a time; writers take turns. A
+// SpooledCheckpoint by as many as its TensorSource promises.
 #pragma once
 
 #include <compare>
@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,11 +42,11 @@ class Spool {
   // ResourceExhausted: over the limit, or the disk is full; nothing of it is left then.
   Status Write(const SpoolRecord& record, const TensorSource& source);
 
-  int64_t entries() const { return static_cast<int64_t>(entries_.size()); }
-  int64_t bytes() const { return bytes_; }
+  int64_t entries() const;
+  int64_t bytes() const;
 
-  // The oldest entry that is not held. Null: there is none. Valid until the spool changes.
-  const SpoolKey* First() const;
+  // The oldest entry that is not held, if there is one.
+  std::optional<SpoolKey> First() const;
   // A held entry waits for other ranks' parts: it stays, and is not First().
   void Hold(const SpoolKey& key, bool is_held);
 
@@ -65,12 +67,15 @@ class Spool {
       : own_(std::move(own)), max_bytes_(max_bytes) {}
   Status TakeOver(const std::filesystem::path& folder);
   Status TakeOverOthers(int32_t rank, int32_t world);
+  Status CheckRoom(const SpoolKey& key, int64_t bytes) const;
   void Add(const SpoolKey& key);
   void Forget(const SpoolKey& key);
 
   const std::filesystem::path own_;  // this rank's folder
   const int64_t max_bytes_;
   std::vector<std::unique_ptr<SpoolDescriptor>> locks_;  // one a folder
+  std::mutex writing_;                                   // held by Write()
+  mutable std::mutex mutex_;                             // guards what follows
   std::map<SpoolKey, Entry> entries_;
   int64_t bytes_ = 0;
 };

@@ -22,8 +22,8 @@ struct SpoolRecord {
   int64_t step = 0;
   int32_t rank = 0;
   int32_t world = 1;
-  std::string attempt;       // world > 1
-  std::string resumed_from;  // hex digest; empty: none
+  std::string attempt;              // world > 1
+  std::string resumed_from;         // hex digest; empty: none
   std::optional<RunConfig> config;  // none: the run's own
   std::map<std::string, std::string> tags;
   std::map<std::string, double> metrics;  // not finite ones too

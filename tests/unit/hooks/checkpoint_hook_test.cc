@@ -182,16 +182,9 @@ TEST_F(CheckpointHookTest, DestructionIsBoundedWhileNobodyAnswers) {
 
 // C10: it takes connections and calls, and never says a word.
 TEST_F(CheckpointHookTest, C10_AStalledServerCostsACopyAndABoundedEnd) {
-  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(::listen(listener, 64), 0);  // the kernel completes connections; nobody accepts them
-  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const SilentServer silent;
   CheckpointHookOptions options = Options();
-  options.address = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  options.address = silent.address();
   options.staging_bytes = 2 * model_.bytes() + 1000;
   options.close_ms = 100;
   auto hook = MakeHook(std::move(options));
@@ -204,7 +197,6 @@ TEST_F(CheckpointHookTest, C10_AStalledServerCostsACopyAndABoundedEnd) {
   const auto start = SteadyClock::now();
   hook.reset();
   EXPECT_LT(MillisecondsSince(start), 10'000);
-  ::close(listener);
 }
 
 // It is noticed that the daemon is silent, and the step arrives when it talks again.

@@ -77,6 +77,30 @@ TEST_F(HookSpoolTest, ArrivesInOrderWhenTheDaemonIsBack) {
   EXPECT_EQ(log->back().step.metrics, (std::map<std::string, double>{{"lr", 0.5}}));
 }
 
+// The upload under way may be held up for as long as a daemon is silent: what waits behind it does
+// not stay in the memory that the next checkpoints need.
+TEST_F(HookSpoolTest, AFullMemoryIsEmptiedBehindAnUploadThatStands) {
+  const SilentServer silent;
+  {
+    CheckpointHookOptions options = SpoolOptions();
+    options.address = silent.address();
+    options.staging_bytes = 2 * model_.bytes() + 1000;
+    options.when_full = WhenStagingIsFull::kWait;
+    options.wait_ms = kFlushMs;
+    const auto hook = MakeHook(std::move(options));
+    SaveWhileAway(*hook, 1, 3);
+    EXPECT_EQ(hook->Stats().retries, 0) << "the first is still under way";
+    EXPECT_GE(hook->Stats().spooled, 1);
+    SaveWhileAway(*hook, 4, 6);
+    EXPECT_EQ(hook->Stats().skipped, 0);
+  }
+  for (int64_t step = 1; step <= 6; ++step) EXPECT_TRUE(std::filesystem::exists(Entry(step)));
+  const auto hook = MakeHook(SpoolOptions());
+  ASSERT_TRUE(hook->Flush(kFlushMs));
+  EXPECT_EQ(hook->Stats().committed, 6);
+  for (int64_t step = 1; step <= 6; ++step) EXPECT_EQ(FirstWeight(step), static_cast<float>(step));
+}
+
 // C4 and C10 for a process that ends: what it could not send is not lost.
 TEST_F(HookSpoolTest, ALaterProcessSendsWhatAnEarlierOneLeft) {
   world_.Stop();

@@ -1,6 +1,10 @@
 // A hook over a real daemon's server, and a model whose memory the test may change after the call.
 #pragma once
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -33,6 +37,28 @@ struct LiveModel {
             {.name = "tied", .dtype = DType::kF32, .shape = {16}, .alias_of = "model.norm.weight"}};
   }
   int64_t bytes() const { return static_cast<int64_t>(4 * (weight.size() + norm.size())); }
+};
+
+// Takes connections and never says a word.
+class SilentServer {
+ public:
+  SilentServer() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(::bind(listener_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(listener_, 64), 0);  // the kernel completes connections; nobody accepts
+    EXPECT_EQ(::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  }
+  ~SilentServer() { ::close(listener_); }
+  SilentServer(const SilentServer&) = delete;
+  const std::string& address() const { return address_; }
+
+ private:
+  const int listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  std::string address_;
 };
 
 class HookTest : public ::testing::Test {
