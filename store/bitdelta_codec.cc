@@ -6,8 +6,7 @@
 #include <span>
 
 #include "kernels/base/check.h"
-#include "store/artifact_source.h"
-#include "store/model_structure.h"
+#include "store/model_pair.h"
 #include "store/publish_forms.h"
 #include "store/publish_options.h"
 #include "store/tensor_choice.h"
@@ -30,17 +29,22 @@ WeightMatrix AsMatrix(const Bytes& bytes, const TensorEntry& entry) {
 
 class VariantBuilder {
  public:
-  VariantBuilder(CheckpointStore& store, PublishCodec codec, const PublishOptions& options,
+  // Borrows all of it but the options.
+  VariantBuilder(CheckpointStore& store, const ModelPair& pair, const PublishForms& how,
                  ThreadPool& threads, const ProgressFunction& progress, const PublishDraft& draft)
       : store_(store),
-        how_{codec, options},
+        pair_(pair),
+        how_(how),
         threads_(threads),
         progress_(progress),
         draft_(draft) {}
 
   Result<Manifest> Build(const Digest& artifact) {
-    STOCKPOT_RETURN_IF_ERROR(Open(artifact));
-    STOCKPOT_RETURN_IF_ERROR(CheckComplete());
+    aliases_ = pair_.ties();
+    variant_.kind = ArtifactKind::kVariant;
+    variant_.base = source_.base;
+    variant_.run = source_.run;
+    variant_.step = source_.step;
     for (size_t next = Resume(artifact); next < source_.tensors.size(); ++next) {
       const TensorEntry& entry = source_.tensors[next];
       STOCKPOT_RETURN_IF_ERROR(SaveDraft(artifact, next));
@@ -56,10 +60,6 @@ class VariantBuilder {
   }
 
  private:
-  struct AliasEntry {
-    std::string name;
-    std::string target;
-  };
   // A tensor that changed, measured; of codec auto it waits for the others' measurements.
   struct Changed {
     const TensorEntry* entry = nullptr;  // in source_
@@ -78,38 +78,8 @@ class VariantBuilder {
     return progress_ ? progress_(std::min(1.0, share)) : OkStatus();
   }
 
-  Status Open(const Digest& artifact) {
-    STOCKPOT_ASSIGN_OR_RETURN(source_, store_.GetManifest(artifact));
-    if (source_.kind != ArtifactKind::kCheckpoint && source_.kind != ArtifactKind::kMerge) {
-      return InvalidArgument("artifact " + artifact.ShortHex() + " is a " +
-                             std::string(ArtifactKindName(source_.kind)) +
-                             ": only checkpoints and merges are published");
-    }
-    STOCKPOT_ASSIGN_OR_RETURN(base_, store_.GetManifest(*source_.base));
-    for (const TensorEntry& entry : source_.tensors) {
-      if (entry.codec == Codec::kBitDelta || entry.codec == Codec::kSparse) {
-        return InvalidArgument(Quoted(entry.name) + " is compressed already");
-      }
-    }
-    DirectTies();
-    STOCKPOT_ASSIGN_OR_RETURN(source_reader_, OpenArtifact(store_, artifact));
-    STOCKPOT_ASSIGN_OR_RETURN(base_reader_, OpenArtifact(store_, *source_.base));
-    Result<std::string> config_text = source_reader_->ReadFile("config.json");
-    if (!config_text.ok() && config_text.status().code() != StatusCode::kNotFound) {
-      return config_text.status();
-    }
-    config_text_ = config_text.ok() ? std::move(*config_text) : std::string();
-    STOCKPOT_ASSIGN_OR_RETURN(StructureConfig config, ParseStructureConfig(config_text_));
-    STOCKPOT_RETURN_IF_ERROR(KnowVocabulary(config));
-    structure_.emplace(std::move(config), base_reader_->tensors());
-    variant_.kind = ArtifactKind::kVariant;
-    variant_.base = source_.base;
-    variant_.run = source_.run;
-    variant_.step = source_.step;
-    return OkStatus();
-  }
-
-  // What is made, and how. Of codec auto nothing is kept: each tensor's form depends on all of them.
+  // What is made, and how. Of codec auto nothing is kept: each tensor's form depends on all of
+  // them.
   std::string Purpose(const Digest& artifact) const {
     const PublishOptions& options = how_.options;
     return artifact.Hex() + " " + std::string(PublishCodecName(how_.codec)) + " " +
@@ -123,7 +93,7 @@ class VariantBuilder {
     }
     saved_bytes_ = done_bytes_;
     PublishState state{.of = Purpose(artifact), .next = next, .made = variant_, .aliases = {}};
-    for (const AliasEntry& alias : aliases_) state.aliases.emplace_back(alias.name, alias.target);
+    for (const Tie& tie : aliases_) state.aliases.emplace_back(tie.name, tie.target);
     state.head_untied = head_untied_;
     state.update_square = update_square_;
     state.base_square = base_square_;
@@ -159,102 +129,11 @@ class VariantBuilder {
     return state->next;
   }
 
-  // What is told from the base's tensors is told by the base's vocabulary.
-  Status KnowVocabulary(StructureConfig& config) {
-    vocabulary_ = config.vocab_size;
-    const Result<std::string> text = base_reader_->ReadFile("config.json");
-    if (text.status().code() == StatusCode::kNotFound) return OkStatus();
-    if (!text.ok()) return text.status();
-    STOCKPOT_ASSIGN_OR_RETURN(const StructureConfig of_base, ParseStructureConfig(*text));
-    config.vocab_size = of_base.vocab_size;
-    return OkStatus();
-  }
-
-  // Which of two tied tensors holds the bytes is the writer's whim. Where the base's choice is the
-  // other one, follow the base, so that like is compared with like.
-  void DirectTies() {
-    for (TensorEntry& alias : source_.tensors) {
-      if (alias.alias_of.empty()) continue;
-      const TensorEntry* base_alias = base_.Find(alias.name);
-      const TensorEntry* base_target = base_.Find(alias.alias_of);
-      const bool base_holds_alias = base_alias != nullptr && base_alias->alias_of.empty();
-      const bool base_holds_target = base_target != nullptr && base_target->alias_of.empty();
-      if (!base_holds_alias || base_holds_target) continue;
-      const std::string old_name = alias.alias_of;
-      TensorEntry& target = const_cast<TensorEntry&>(*source_.Find(old_name));
-      std::swap(target.name, alias.name);
-      std::swap(target, alias);
-      for (TensorEntry& entry : source_.tensors) {
-        if (entry.alias_of == old_name) entry.alias_of = alias.name;
-      }
-    }
-  }
-
-  // Names and shapes; tensors that the checkpoint ties by leaving them out become aliases.
-  Status CheckComplete() {
-    for (const TensorEntry& base : base_.tensors) {
-      const TensorEntry* entry = source_.Find(base.name);
-      if (entry == nullptr) {
-        STOCKPOT_RETURN_IF_ERROR(TieMissing(base));
-      } else {
-        STOCKPOT_RETURN_IF_ERROR(CheckShape(*entry, base));
-      }
-    }
-    for (const TensorEntry& entry : source_.tensors) {
-      if (!entry.alias_of.empty()) {
-        aliases_.push_back({entry.name, entry.alias_of});
-      } else if (base_.Find(entry.name) == nullptr && !IsUntiedHead(entry)) {
-        return InvalidArgument(Quoted(entry.name) + " is not in the base");
-      }
-    }
-    return OkStatus();
-  }
-
-  Status TieMissing(const TensorEntry& base) {
-    std::string target = base.alias_of;
-    if (target.empty() && ModelStructure::IsHeadName(base.name) &&
-        structure_->config().ties_embeddings.value_or(false)) {
-      target = structure_->embedding();
-    }
-    const TensorEntry* tied = source_.Find(target);
-    if (tied == nullptr || (tied->shape != base.shape && !IsResized(*tied, base))) {
-      return InvalidArgument(Quoted(base.name) + " of the base is missing");
-    }
-    aliases_.push_back({base.name, tied->alias_of.empty() ? target : tied->alias_of});
-    return OkStatus();
-  }
-
-  // A table of a vocabulary of another size than the base's: the rows that both have are compared.
-  bool IsResized(const TensorEntry& entry, const TensorEntry& base) const {
-    return entry.shape != base.shape && entry.shape.size() == 2 && base.shape.size() == 2 &&
-           entry.shape[1] == base.shape[1] &&
-           structure_->RoleOf(base.name, base.shape) == TensorRole::kTable;
-  }
-
-  Status CheckShape(const TensorEntry& entry, const TensorEntry& base) const {
-    if (entry.shape == base.shape) return OkStatus();
-    const std::string shapes = Quoted(entry.name) + " has shape " + ShapeText(entry.shape) +
-                               ", the base's is " + ShapeText(base.shape);
-    if (!IsResized(entry, base)) return InvalidArgument(shapes);
-    if (vocabulary_ && *vocabulary_ != entry.shape[0]) {
-      return InvalidArgument(shapes + ", and config.json says vocab_size " +
-                             std::to_string(*vocabulary_));
-    }
-    return OkStatus();
-  }
-
-  // A head of its own where the base ties it by leaving it out.
-  bool IsUntiedHead(const TensorEntry& entry) const {
-    const TensorEntry* embedding = source_.Resolve(structure_->embedding());
-    return embedding != nullptr && ModelStructure::IsHeadName(entry.name) &&
-           entry.shape == embedding->shape;
-  }
-
   Status AddTensor(const TensorEntry& entry) {
     const TensorEntry* base = base_.Find(entry.name);
     const bool base_has_own = base != nullptr && base->alias_of.empty();
     if (!base_has_own) return AddUntied(entry);
-    STOCKPOT_ASSIGN_OR_RETURN(const bool same, SameTensor(entry, *base_reader_, *base));
+    STOCKPOT_ASSIGN_OR_RETURN(const bool same, pair_.EqualsBase(entry, *base));
     if (same) {
       AddUnchanged(entry.name, *base);
       return OkStatus();
@@ -264,8 +143,8 @@ class VariantBuilder {
           Quoted(entry.name) + " changed, and " + std::string(DTypeName(entry.dtype)) +
           " (the base: " + std::string(DTypeName(base->dtype)) + ") is not F32, F16 or BF16");
     }
-    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base_bytes, ReadWeights(*base_reader_, *base));
-    STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(*source_reader_, entry));
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base_bytes, ReadWeights(pair_.base_reader(), *base));
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(pair_.source_reader(), entry));
     if (entry.dtype != base->dtype && entry.shape == base->shape &&
         SameValues(AsMatrix(base_bytes, *base), AsMatrix(bytes, entry))) {
       AddUnchanged(entry.name, *base);
@@ -277,11 +156,11 @@ class VariantBuilder {
   // A tensor with values of its own where the base's is tied to another: the tie broke, or holds.
   Status AddUntied(const TensorEntry& entry) {
     const TensorEntry* base = base_.Find(entry.name);
-    const std::string target = base == nullptr ? structure_->embedding() : base->alias_of;
+    const std::string target = base == nullptr ? pair_.structure().embedding() : base->alias_of;
     const TensorEntry* tied = source_.Resolve(target);
     const bool can_be_tied = tied != nullptr && tied != &entry;
     STOCKPOT_ASSIGN_OR_RETURN(const bool is_tied,
-                              can_be_tied ? SameTensor(entry, *source_reader_, *tied) : false);
+                              can_be_tied ? pair_.EqualsOwn(entry, *tied) : false);
     if (is_tied) {
       aliases_.push_back({entry.name, tied->name});
       return OkStatus();
@@ -292,11 +171,12 @@ class VariantBuilder {
     }
     const TensorEntry* base_target = base_.Resolve(target);
     if (base_target == nullptr ||
-        (base_target->shape != entry.shape && !IsResized(entry, *base_target))) {
+        (base_target->shape != entry.shape && !pair_.IsResized(entry, *base_target))) {
       return InvalidArgument(Quoted(entry.name) + " is not in the base");
     }
-    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base_bytes, ReadWeights(*base_reader_, *base_target));
-    STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(*source_reader_, entry));
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base_bytes,
+                              ReadWeights(pair_.base_reader(), *base_target));
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(pair_.source_reader(), entry));
     head_untied_ = true;
     return AddChanged(entry, *base_target, AsMatrix(base_bytes, *base_target),
                       AsMatrix(bytes, entry));
@@ -305,7 +185,7 @@ class VariantBuilder {
   // `base_entry`: of the base, what the delta is over.
   Status AddChanged(const TensorEntry& entry, const TensorEntry& base_entry,
                     const WeightMatrix& base, const WeightMatrix& tuned) {
-    const TensorRole role = structure_->RoleOf(entry.name, entry.shape);
+    const TensorRole role = pair_.structure().RoleOf(entry.name, entry.shape);
     const WaysToEncode ways = WaysOf(how_, entry, role, HasBase(entry), tuned);
     TensorEncoder encoder(store_, threads_);
     const Status status = encoder.Measure({entry.name, base, tuned}, ways);
@@ -378,8 +258,8 @@ class VariantBuilder {
     if (form.codec == Codec::kRaw && entry.codec == Codec::kRaw) {
       return Store(changed, chosen, encoder, {});  // its chunks are there
     }
-    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base, ReadWeights(*base_reader_, *changed.base));
-    STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(*source_reader_, entry));
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base, ReadWeights(pair_.base_reader(), *changed.base));
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(pair_.source_reader(), entry));
     const WeightMatrix tuned = AsMatrix(bytes, entry);
     WaysToEncode ways = WaysOf(how_, entry, changed.role, HasBase(entry), tuned);
     ways.planes = ways.ranks_from = std::max<int64_t>(1, form.planes);
@@ -415,12 +295,12 @@ class VariantBuilder {
                                 .dtype = base.dtype,
                                 .shape = base.shape,
                                 .codec = Codec::kBase,
-                                .content = Content(base)});
+                                .content = ContentOf(base)});
   }
 
   // After all others: an alias has its target's final dtype.
   void AddAliases() {
-    for (const AliasEntry& alias : aliases_) {
+    for (const Tie& alias : aliases_) {
       const auto target =
           std::find_if(variant_.tensors.begin(), variant_.tensors.end(),
                        [&](const TensorEntry& entry) { return entry.name == alias.target; });
@@ -442,9 +322,11 @@ class VariantBuilder {
         variant_.files[name] = part;
       }
     }
-    if (!head_untied_ || !structure_->config().ties_embeddings.value_or(true)) return OkStatus();
+    if (!head_untied_ || !pair_.structure().config().ties_embeddings.value_or(true))
+      return OkStatus();
     // The head differs from the embedding: a reader that believed the config would tie them again.
-    nlohmann::ordered_json config = nlohmann::ordered_json::parse(config_text_, nullptr, false);
+    nlohmann::ordered_json config =
+        nlohmann::ordered_json::parse(pair_.config_text(), nullptr, false);
     if (!config.is_object()) return OkStatus();  // no config at all
     config["tie_word_embeddings"] = false;
     const std::string text = config.dump(2);
@@ -475,21 +357,6 @@ class VariantBuilder {
     return SixDigits(std::sqrt(update_square_ / base_square_));
   }
 
-  // Of a tensor that is not in pieces.
-  static Digest Content(const TensorEntry& entry) {
-    return entry.codec == Codec::kBase ? entry.content : entry.parts.at("data").digest();
-  }
-
-  // Whether a tensor of the artifact has the bytes of `other`, which `reader` reads: by the digests
-  // where they tell, by reading both where one of them is in pieces.
-  Result<bool> SameTensor(const TensorEntry& entry, const TensorSource& reader,
-                          const TensorEntry& other) const {
-    if (entry.dtype != other.dtype || entry.shape != other.shape) return false;
-    if (entry.pieces.empty() && other.pieces.empty()) return Content(entry) == Content(other);
-    if (const std::optional<bool> same = SameContent(entry, other)) return *same;
-    return SameBytes(*source_reader_, entry.name, reader, other.name);
-  }
-
   // The chunks of the artifact itself, where it has them: no new bytes.
   Status StoreRaw(const TensorEntry& entry, const WeightMatrix& values, TensorEntry& stored) {
     if (entry.codec == Codec::kRaw) {
@@ -510,27 +377,22 @@ class VariantBuilder {
   }
 
   CheckpointStore& store_;
+  const ModelPair& pair_;
+  const Manifest& source_ = pair_.source();
+  const Manifest& base_ = pair_.base();
   const PublishForms how_;
   ThreadPool& threads_;
   const ProgressFunction& progress_;
   const PublishDraft& draft_;
 
-  Manifest source_;
-  Manifest base_;
-  std::unique_ptr<TensorSource> source_reader_;
-  std::unique_ptr<TensorSource> base_reader_;
-  std::string config_text_;
-  std::optional<ModelStructure> structure_;
-  std::optional<int64_t> vocabulary_;  // that the artifact's config.json says
-
   Manifest variant_;
-  std::vector<AliasEntry> aliases_;
+  std::vector<Tie> aliases_;
   std::vector<TensorEntry> ties_;
   bool head_untied_ = false;
   std::vector<Changed> changed_;  // of codec auto
   int64_t done_bytes_ = 0;
-  int64_t saved_bytes_ = 0;  // of them, those that the draft has
-  bool may_save_ = true;     // the draft is this stage's
+  int64_t saved_bytes_ = 0;   // of them, those that the draft has
+  bool may_save_ = true;      // the draft is this stage's
   double update_square_ = 0;  // of the tensors that changed: sum of delta^2,
   double base_square_ = 0;    // of the base's values, and of what
   double left_square_ = 0;    // is lost
@@ -546,7 +408,9 @@ Result<Manifest> BuildVariant(CheckpointStore& store, const Digest& artifact, Pu
                               ThreadPool& threads, const ProgressFunction& progress,
                               const PublishOptions& options, const PublishDraft& draft) {
   STOCKPOT_RETURN_IF_ERROR(CheckPublishOptions(codec, options));
-  return VariantBuilder(store, codec, options, threads, progress, draft).Build(artifact);
+  STOCKPOT_ASSIGN_OR_RETURN(const std::unique_ptr<ModelPair> pair,
+                            ModelPair::Open(store, artifact));
+  return VariantBuilder(store, *pair, {codec, options}, threads, progress, draft).Build(artifact);
 }
 
 }  // namespace stockpot
