@@ -74,15 +74,6 @@ inline constexpr bool kIsPair = std::is_same_v<T, BF16Pair>;
 template <class T>
 using XOf = std::conditional_t<kIsPair<T>, BF16Pair, float>;
 
-template <class T>
-HWY_INLINE const XOf<T>* XOfRow(const PlannedRow& row) {
-  if constexpr (kIsPair<T>) {
-    return reinterpret_cast<const BF16Pair*>(row.x_pairs);
-  } else {
-    return row.x;
-  }
-}
-
 #undef STOCKPOT_LINEAR_PAIRS
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 #define STOCKPOT_LINEAR_PAIRS 1
@@ -106,26 +97,42 @@ HWY_INLINE FloatVec LoadPairs(const BF16Pair* p) {
   return hn::BitCast(FloatTag(), hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
 }
 
-// Copies x [columns] into the order of WeightHalf, zero-padded to a whole step.
-inline void OrderX(const float* x, int64_t columns, bool pairs, float* ordered) {
+// Copies x [columns] into the order of WeightHalf, zero-padded to a whole step; its vectors lie
+// `step` floats apart.
+inline void OrderX(const float* x, int64_t columns, bool split, int64_t step, float* ordered) {
   const FloatTag f;
   int64_t c = 0;
-  for (; c + kStep <= columns; c += kStep) {
+  for (; c + kStep <= columns; c += kStep, ordered += 2 * step) {
     const FloatVec low = hn::LoadU(f, x + c);
     const FloatVec high = hn::LoadU(f, x + c + kFloatLanes);
-    hn::Store(pairs ? hn::ConcatEven(f, high, low) : low, f, ordered + c);
-    hn::Store(pairs ? hn::ConcatOdd(f, high, low) : high, f, ordered + c + kFloatLanes);
+    hn::Store(split ? hn::ConcatEven(f, high, low) : low, f, ordered);
+    hn::Store(split ? hn::ConcatOdd(f, high, low) : high, f, ordered + step);
   }
   if (c == columns) return;
   float tail[kStep] = {};
   std::memcpy(tail, x + c, (columns - c) * sizeof(float));
-  OrderX(tail, kStep, pairs, ordered + c);
+  OrderX(tail, kStep, split, step, ordered);
 }
 
-// Copies bf16 x [columns], zero-padded to a whole step.
-inline void CopyPairs(const void* x, int64_t columns, uint16_t* copy) {
-  std::memcpy(copy, x, static_cast<size_t>(columns) * sizeof(uint16_t));
-  std::memset(copy + columns, 0, static_cast<size_t>((kStep - columns % kStep) % kStep) * 2);
+// The same for bf16 x that meets bf16 weights: two columns a lane.
+inline void OrderPairs(const BF16Pair* x, int64_t columns, int64_t step, float* ordered) {
+  int64_t c = 0;
+  for (; c + kStep <= columns; c += kStep, ordered += step) {
+    hn::Store(LoadPairs(x + c), FloatTag(), ordered);
+  }
+  if (c == columns) return;
+  BF16Pair tail[kStep] = {};
+  std::memcpy(tail, x + c, (columns - c) * sizeof(BF16Pair));
+  OrderPairs(tail, kStep, step, ordered);
+}
+
+// sum + w x, lane by lane, for a vector of either kind.
+template <class T>
+HWY_INLINE FloatVec Accumulate(FloatVec w, FloatVec x, FloatVec sum) {
+#if STOCKPOT_LINEAR_PAIRS
+  if constexpr (kIsPair<T>) return DotPairs(w, x, sum);
+#endif
+  return hn::MulAdd(w, x, sum);
 }
 
 // Adds the 128-bit blocks of v up.
@@ -184,10 +191,8 @@ struct Tile {
     }
   }
 
-  HWY_INLINE void MultiplyPairs([[maybe_unused]] const BF16Pair* const (&w)[kRows],
-                                [[maybe_unused]] const BF16Pair* const (&x)[kTokens],
-                                [[maybe_unused]] int64_t c) {
-#if STOCKPOT_LINEAR_PAIRS
+  HWY_INLINE void MultiplyPairs(const BF16Pair* const (&w)[kRows],
+                                const BF16Pair* const (&x)[kTokens], int64_t c) {
     FloatVec weights[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) weights[r] = LoadPairs(w[r] + c);
@@ -195,9 +200,8 @@ struct Tile {
     for (int t = 0; t < kTokens; ++t) {
       const FloatVec xs = LoadPairs(x[t] + c);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sums[r][t] = DotPairs(weights[r], xs, sums[r][t]);
+      for (int r = 0; r < kRows; ++r) sums[r][t] = Accumulate<T>(weights[r], xs, sums[r][t]);
     }
-#endif
   }
 
   HWY_INLINE void Multiply(const T* const (&w)[kRows], const float* const (&x)[kTokens],
@@ -274,7 +278,7 @@ HWY_NOINLINE void DotTile(const TileArgs<T>& args) {
   for (int r = 0; r < kRows; ++r) {
     w[r] = args.weight + std::min<int64_t>(r, args.height - 1) * args.stride;
   }
-  for (int t = 0; t < kTokens; ++t) x[t] = XOfRow<T>(args.rows[t]);
+  for (int t = 0; t < kTokens; ++t) x[t] = static_cast<const XOf<T>*>(args.rows[t].x);
   Tile<T, kRows, kTokens> tile;
   if (args.first) {
     tile.Clear();

@@ -9,6 +9,7 @@
 // the dense half takes all rows of a pass with the first group. A pass holds at most kPassRows
 // rows: their x stays in the last cache, and scratch memory is bounded.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <span>
 #include <tuple>
@@ -32,8 +33,16 @@ HWY_BEFORE_NAMESPACE();
 namespace stockpot {
 namespace HWY_NAMESPACE {
 
-void OrderRow(const float* x, int64_t columns, bool pairs, float* ordered) {
-  OrderX(x, columns, pairs, ordered);
+XLayout LayoutOfX() {
+  return {.tile_rows = kMaxTokens, .vector_floats = kFloatLanes, .panel_tokens = kLeastPanelTokens};
+}
+
+// `step`: floats from a vector of the copy to the next.
+void OrderRow(const float* x, int64_t columns, bool split, int64_t step, float* ordered) {
+  OrderX(x, columns, split, step, ordered);
+}
+void OrderRowOfPairs(const void* x, int64_t columns, int64_t step, float* ordered) {
+  OrderPairs(static_cast<const BF16Pair*>(x), columns, step, ordered);
 }
 
 void WidenX(const BF16* x, int64_t columns, float* wide) {
@@ -48,8 +57,6 @@ void WidenRowOfX(const void* x, int64_t columns, float* wide) {
   WidenX(static_cast<const BF16*>(x), columns, wide);
 }
 
-void CopyRowOfX(const void* x, int64_t columns, uint16_t* copy) { CopyPairs(x, columns, copy); }
-
 bool ProcessorMultipliesPairs() { return MultipliesPairs(); }
 
 void TableOfRow(const float* x, int64_t columns, float* table) {
@@ -58,9 +65,6 @@ void TableOfRow(const float* x, int64_t columns, float* table) {
 
 int64_t PanelMemoryFloats(int64_t d_in) { return PanelFloats(d_in); }
 int64_t PartialMemoryFloats(int64_t d_in, int64_t tokens) { return PartialFloats(d_in, tokens); }
-
-// From this many tokens on a weight is widened into panels first.
-inline constexpr int64_t kPanelTokens = 5;
 
 // Row blocks walked at a time: the 1-bit half follows the dense half while both are in the cache.
 inline constexpr int64_t kWalkBlocks = 4;
@@ -73,26 +77,27 @@ void DotBlocks(const OutputRange& range, int64_t begin, int64_t end) {
   const std::span<const PlannedRow> rows = range.rows;
   for (size_t i = 0; i < rows.size();) {
     const WeightMatrix& weight = *rows[i].weight;
-    const PackedSigns::Layout* folded = rows[i].folded_signs();
     size_t j = i;
-    while (j < rows.size() && rows[j].weight == &weight && rows[j].folded_signs() == folded) ++j;
+    while (j < rows.size() && SameProduct(rows[i], rows[j])) ++j;
     const int64_t count = static_cast<int64_t>(j - i);
-#if STOCKPOT_LINEAR_PAIRS
-    if (rows[i].x_pairs != nullptr) {
-      DotRows<BF16Pair>(weight, &rows[i], count, first, last, range_end);
-      i = j;
-      continue;
-    }
-#endif
-    const bool panels = weight.cols > 0 && (folded != nullptr || count >= kPanelTokens);
-    WithWeightType(weight.dtype, [&](auto type) {
+    const auto multiply = [&](auto type) {
       using T = decltype(type);
-      if (panels) {
-        PanelRows<T>(weight, folded, &rows[i], count, first, last, range_end, range.memory);
+      if (IsTiles(rows[i].order)) {
+        PanelRows<T>(weight, rows[i].folded_signs(), &rows[i], count, first, last, range_end,
+                     range.memory);
       } else {
         DotRows<T>(weight, &rows[i], count, first, last, range_end);
       }
-    });
+    };
+#if STOCKPOT_LINEAR_PAIRS
+    if (IsPair(rows[i].order)) {
+      multiply(BF16Pair{});
+    } else {
+      WithWeightType(weight.dtype, multiply);
+    }
+#else
+    WithWeightType(weight.dtype, multiply);
+#endif
     i = j;
   }
 }
@@ -188,12 +193,11 @@ class PanelPool {
 }  // namespace
 
 struct LinearScratch::State {
-  std::vector<int64_t> order;      // rows of x, as the kernel walks them
-  std::vector<PlannedRow> rows;    // [outputs, rows of a pass]
-  AlignedBuffer<float> widened;    // [rows of a pass, d_in]: x, where it is bfloat16
-  AlignedBuffer<float> ordered;    // [one or two orders, rows of a pass, x_stride]
-  AlignedBuffer<uint16_t> copied;  // [rows of a pass, x_stride]: bf16 x that meets bf16 weights
-  AlignedBuffer<float> tables;     // [rows of a group, table_floats]
+  std::vector<int64_t> order;    // rows of x, as the kernel walks them
+  std::vector<PlannedRow> rows;  // [outputs, rows of a pass]
+  AlignedBuffer<float> widened;  // [rows of a pass, d_in]: x, where it is bfloat16
+  AlignedBuffer<float> ordered;  // x in every order that is asked for, one after another
+  AlignedBuffer<float> tables;   // [rows of a group, table_floats]
   PanelPool panels;
 };
 
@@ -202,9 +206,10 @@ LinearScratch::~LinearScratch() = default;
 
 namespace {
 
+HWY_EXPORT(LayoutOfX);
 HWY_EXPORT(OrderRow);
+HWY_EXPORT(OrderRowOfPairs);
 HWY_EXPORT(WidenRowOfX);
-HWY_EXPORT(CopyRowOfX);
 HWY_EXPORT(ProcessorMultipliesPairs);
 HWY_EXPORT(TableOfRow);
 HWY_EXPORT(WalkRange);
@@ -239,7 +244,8 @@ class Call {
         threads_(threads),
         d_in_(args.x.cols),
         multiplies_pairs_(args.x.dtype == DType::kBF16 &&
-                          HWY_DYNAMIC_DISPATCH(ProcessorMultipliesPairs)()) {
+                          HWY_DYNAMIC_DISPATCH(ProcessorMultipliesPairs)()),
+        x_layout_(HWY_DYNAMIC_DISPATCH(LayoutOfX)()) {
     x_stride_ = OrderedStride(d_in_);
     table_floats_ = RoundUp(d_in_, kSignWordColumns) / kSignGroupColumns * kMaxTableEntries;
     for (const LinearOutput& output : args_.outputs) {
@@ -309,24 +315,38 @@ class Call {
     const int64_t outputs = static_cast<int64_t>(args_.outputs.size());
     scratch_.rows.assign(outputs * PassRows(), {});
     apart_ = {PassRows(), 0};
-    plain_ = pairs_ = copied_ = false;
+    asked_ = {};
     for (int64_t i = 0; i < outputs; ++i) {
+      const std::span<PlannedRow> rows = RowsOf(i);
       for (int64_t r = 0; r < PassRows(); ++r) {
-        PlannedRow& row = RowsOf(i)[r];
-        row = PlanRow(args_.outputs[i], scratch_.order[pass_.begin + r]);
-        OrderOf(row) = true;
-        if (row.apart_signs() == nullptr) continue;
+        rows[r] = PlanRow(args_.outputs[i], scratch_.order[pass_.begin + r]);
+        rows[r].place = r;
+        if (rows[r].apart_signs() == nullptr) continue;
         apart_ = {std::min(apart_.begin, r), std::max(apart_.end, r + 1)};
       }
+      ChooseOrders(rows);
     }
     if (apart_.end == 0) apart_ = {};
   }
 
-  // The order of x that a row asks for. A row of bf16 meets bf16 weights as it is, if they are not
-  // folded with their signs.
-  bool& OrderOf(const PlannedRow& row) {
-    if (row.weight->dtype != DType::kBF16) return plain_;
-    return multiplies_pairs_ && !row.folded ? copied_ : pairs_;
+  // The order of x that each row asks for.
+  void ChooseOrders(std::span<PlannedRow> rows) {
+    for (size_t i = 0; i < rows.size();) {
+      size_t j = i;
+      while (j < rows.size() && SameProduct(rows[i], rows[j])) ++j;
+      const bool folded = rows[i].folded;
+      const bool tiles =
+          d_in_ > 0 && (folded || static_cast<int64_t>(j - i) >= x_layout_.panel_tokens);
+      XOrder order = tiles ? XOrder::kTiles : XOrder::kRows;
+      if (rows[i].weight->dtype == DType::kBF16) {
+        // A folded weight is no bf16 any more.
+        const bool pairs = multiplies_pairs_ && !folded;
+        order = tiles ? (pairs ? XOrder::kPairTiles : XOrder::kSplitTiles)
+                      : (pairs ? XOrder::kPairRows : XOrder::kSplitRows);
+      }
+      asked_[static_cast<size_t>(order)] = true;
+      for (; i < j; ++i) rows[i].order = order;
+    }
   }
 
   PlannedRow PlanRow(const LinearOutput& output, int64_t t) const {
@@ -352,41 +372,59 @@ class Call {
     return static_cast<const float*>(args_.x.row(scratch_.order[pass_.begin + r]));
   }
 
-  // Copies x into the orders that the weights' dtypes ask for (linear_base-inl.h).
+  // Copies x into the orders that the rows ask for.
   void OrderAll() {
+    int64_t floats = 0;
+    for (int k = 0; k < kXOrders; ++k) {
+      offset_of_order_[k] = floats;
+      if (asked_[k]) floats += OrderFloats(static_cast<XOrder>(k));
+    }
+    ordered_ = scratch_.ordered.Reserve(floats);
     if (args_.x.dtype == DType::kBF16) widened_ = scratch_.widened.Reserve(PassRows() * d_in_);
-    if (copied_) copies_ = scratch_.copied.Reserve(PassRows() * x_stride_);
-    const int64_t orders = int64_t{plain_} + int64_t{pairs_};
-    ordered_ = scratch_.ordered.Reserve(PassRows() * orders * x_stride_);
-    pairs_offset_ = plain_ ? PassRows() * x_stride_ : 0;
     threads_.ParallelFor(PassRows(), PrepareGrain(), [this](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        if (args_.x.dtype == DType::kBF16) TakeBF16(r);
-        const float* x = FloatX(r);
-        float* to = ordered_ + r * x_stride_;
-        if (plain_) HWY_DYNAMIC_DISPATCH(OrderRow)(x, d_in_, false, to);
-        if (pairs_) HWY_DYNAMIC_DISPATCH(OrderRow)(x, d_in_, true, to + pairs_offset_);
-      }
+      for (int64_t r = begin; r < end; ++r) OrderRowOfX(r);
     });
     const int64_t outputs = static_cast<int64_t>(args_.outputs.size());
     for (int64_t i = 0; i < outputs; ++i) {
       for (int64_t r = 0; r < PassRows(); ++r) {
         PlannedRow& row = RowsOf(i)[r];
-        if (&OrderOf(row) == &copied_) {
-          row.x_pairs = copies_ + r * x_stride_;
-        } else {
-          row.x = ordered_ + r * x_stride_ + (&OrderOf(row) == &pairs_ ? pairs_offset_ : 0);
-        }
+        row.x = OrderedRow(row.order, r);
       }
     }
   }
 
-  void TakeBF16(int64_t r) const {
+  // Floats of a row in an order; two bf16 in one.
+  int64_t RowFloats(XOrder order) const {
+    return (IsTiles(order) ? RoundUp(d_in_, 2 * x_layout_.vector_floats) : x_stride_) /
+           (IsPair(order) ? 2 : 1);
+  }
+  int64_t OrderFloats(XOrder order) const {
+    return RoundUp(PassRows(), x_layout_.tile_rows) * RowFloats(order);
+  }
+  // Where row r of the pass begins.
+  float* OrderedRow(XOrder order, int64_t r) const {
+    float* all = ordered_ + offset_of_order_[static_cast<size_t>(order)];
+    if (!IsTiles(order)) return all + r * RowFloats(order);
+    const int64_t lane = r % x_layout_.tile_rows;
+    return all + (r - lane) * RowFloats(order) + lane * x_layout_.vector_floats;
+  }
+
+  // Copies row r of the pass into every order.
+  void OrderRowOfX(int64_t r) const {
     const void* x = args_.x.row(scratch_.order[pass_.begin + r]);
-    if (copied_) HWY_DYNAMIC_DISPATCH(CopyRowOfX)(x, d_in_, copies_ + r * x_stride_);
-    const bool table = apart_.begin <= r && r < apart_.end;
-    if (plain_ || pairs_ || table) {
+    if (args_.x.dtype == DType::kBF16) {
       HWY_DYNAMIC_DISPATCH(WidenRowOfX)(x, d_in_, widened_ + r * d_in_);
+    }
+    for (int k = 0; k < kXOrders; ++k) {
+      const XOrder order = static_cast<XOrder>(k);
+      if (!asked_[k]) continue;
+      const int64_t step = x_layout_.vector_floats * (IsTiles(order) ? x_layout_.tile_rows : 1);
+      if (IsPair(order)) {
+        HWY_DYNAMIC_DISPATCH(OrderRowOfPairs)(x, d_in_, step, OrderedRow(order, r));
+      } else {
+        HWY_DYNAMIC_DISPATCH(OrderRow)
+        (FloatX(r), d_in_, IsSplit(order), step, OrderedRow(order, r));
+      }
     }
   }
 
@@ -457,21 +495,19 @@ class Call {
   ThreadPool& threads_;
   const int64_t d_in_;
   const bool multiplies_pairs_;
+  const XLayout x_layout_;
   int64_t blocks_ = 0;        // of 16 outputs, over all weights
   int64_t x_stride_ = 0;      // of ordered x
   int64_t table_floats_ = 0;  // of a token
   // What the current pass and loop work on; a loop's lambda captures `this` alone, so it allocates
   // nothing.
-  RowRange pass_;       // of scratch_.order
-  RowRange apart_;      // rows of the pass that are summed apart
-  RowRange tokens_;     // the group of them whose tables are built
-  bool plain_ = false;  // orders of x that some weight asks for
-  bool pairs_ = false;
-  bool copied_ = false;  // bf16 as it is
-  float* widened_ = nullptr;
-  uint16_t* copies_ = nullptr;
+  RowRange pass_;                          // of scratch_.order
+  RowRange apart_;                         // rows of the pass that are summed apart
+  RowRange tokens_;                        // the group of them whose tables are built
+  std::array<bool, kXOrders> asked_ = {};  // orders of x
+  std::array<int64_t, kXOrders> offset_of_order_ = {};
   float* ordered_ = nullptr;
-  int64_t pairs_offset_ = 0;
+  float* widened_ = nullptr;
   float* tables_ = nullptr;
   bool first_ = false;
 };

@@ -9,12 +9,13 @@
 // columns in the same order and is folded in the same tree. So a base-only row has the same bits
 // here and there, and which of the two runs is a matter of speed alone.
 //
-// Blocking, for an L1 of 32 KiB and an L2 of 512 KiB:
-//   slab     4096 columns of the 16 rows: 256 KiB of float32 in L2, as [4 tiles][vector][4 rows],
-//            so that a tile reads one stream;
-//   tokens   kBlockTiles tiles over kPanelColumns columns of x, 12 to 24 KiB in L1, while the rows
-//            of the panel pass. The stride of x is odd in half pages: its rows share the sets;
-//   tile     4 rows x 3 tokens (6 with 32 registers) of accumulators in registers.
+// Blocking, for an L1 of 32 KiB (48 with 32 registers) and an L2 of 512 KiB:
+//   slab     4096 columns of the 16 rows: 256 KiB of float32 in L2, as [4 tiles][vector][4 rows];
+//   tokens   two tiles over 256 columns of x, 6 to 12 KiB in L1, while the rows of the panel pass,
+//            as [tile][vector][token];
+//   tile     4 rows x 3 tokens (6 with 32 registers) of accumulators in registers. It reads two
+//            streams from L1 and fetches there, from L2, what the next tiles read.
+// Where bf16 meets bf16 a vector holds a step of columns in place of half of one: 8192 columns.
 // Accumulators wait in memory between two column blocks: in L1 within a slab, for all tokens
 // between slabs. Meanwhile the next panel comes from memory into L2 (WeightAhead).
 #include <algorithm>
@@ -40,23 +41,36 @@ namespace stockpot {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Making a panel costs about what 20 and 6 tokens take.
+inline constexpr int64_t kLeastPanelTokens = HWY_MAX_BYTES >= 64 ? 36 : 12;
 inline constexpr int64_t kTileRows = 4;
 inline constexpr int64_t kPanelRows = kSignBlockRows;
 inline constexpr int64_t kPanelTiles = kPanelRows / kTileRows;
-inline constexpr int64_t kSlabColumns = 4096;
-inline constexpr int64_t kPanelColumns = 512;  // of a column block; divides kSlabColumns
-inline constexpr int64_t kBlockTiles = 2;
+inline constexpr int64_t kSlabVectors = 4096 / kFloatLanes;
+inline constexpr int kTilesTogether = 2;
+inline constexpr int64_t kBlockVectors = 256 / kFloatLanes;  // of a column block; divides the slab
+// Columns of a vector.
+template <class T>
+inline constexpr int64_t kVectorColumns = kIsPair<T> ? kStep : kFloatLanes;
 inline constexpr int64_t kTileFloats = kTileRows * kMaxTokens * kFloatLanes;  // accumulators
+inline constexpr int64_t kPanelFloats = kPanelTiles * kTileFloats;
 
 inline int64_t RoundUpTo(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
+// Vectors of a row of a slab of `columns` columns: whole steps.
+template <class T>
+int64_t SlabVectorsOf(int64_t columns) {
+  return RoundUpTo(columns, kStep) / kVectorColumns<T>;
+}
+
 // Floats of working memory for weights of d_in columns and at most `tokens` rows of the batch.
 inline int64_t PanelFloats(int64_t d_in) {
-  return kPanelRows * std::min(RoundUpTo(d_in, kStep), kSlabColumns);
+  return kPanelRows * std::min(RoundUpTo(d_in, kStep), kSlabVectors * kFloatLanes);
 }
 inline int64_t PartialFloats(int64_t d_in, int64_t tokens) {
-  const int64_t tiles = d_in <= kSlabColumns ? kBlockTiles : (tokens + kMaxTokens - 1) / kMaxTokens;
-  return (tiles + kBlockTiles) * kPanelTiles * kTileFloats;
+  const bool one_slab = d_in <= kSlabVectors * kFloatLanes;
+  const int64_t tiles = one_slab ? kTilesTogether : (tokens + kMaxTokens - 1) / kMaxTokens + 1;
+  return tiles * kPanelFloats;
 }
 
 // Where column c0 + lane of a step's half lies in a word of 32 columns: the shift that brings its
@@ -101,26 +115,30 @@ void WidenRow(const T* w, int64_t columns, float* tile) {
   const FloatTag f;
   int64_t c = 0;
   for (; c + kStep <= columns; c += kStep) {
-    float* p = tile + c * kTileRows;
-    hn::Store(WeightHalf(w + c, 0), f, p);
-    hn::Store(WeightHalf(w + c, 1), f, p + kTileRows * kFloatLanes);
+    float* p = tile + c / kVectorColumns<T> * kTileRows * kFloatLanes;
+    if constexpr (kIsPair<T>) {
+      hn::Store(LoadPairs(w + c), f, p);
+    } else {
+      hn::Store(WeightHalf(w + c, 0), f, p);
+      hn::Store(WeightHalf(w + c, 1), f, p + kTileRows * kFloatLanes);
+    }
   }
   if (c == columns) return;
   T tail[kStep] = {};
   std::memcpy(tail, w + c, (columns - c) * sizeof(T));
-  WidenRow(tail, kStep, tile + c * kTileRows);
+  WidenRow(tail, kStep, tile + c / kVectorColumns<T> * kTileRows * kFloatLanes);
 }
 
 // Rows [o, o + 16) of W, columns [c0, c0 + columns), with the signs folded in where there are some.
 template <class T>
 void PackPanel(const WeightMatrix& weight, const PackedSigns::Layout* signs, int64_t o, int64_t c0,
                int64_t columns, float* panel) {
-  const int64_t padded = RoundUpTo(columns, kStep);
+  const int64_t vectors = SlabVectorsOf<T>(columns);
   for (int64_t r = 0; r < kPanelRows; ++r) {
-    float* tile = panel + r / kTileRows * kTileRows * padded + r % kTileRows * kFloatLanes;
+    float* tile = panel + (r / kTileRows * kTileRows * vectors + r % kTileRows) * kFloatLanes;
     if (o + r >= weight.rows) {
-      for (int64_t c = 0; c < padded; c += kFloatLanes) {
-        hn::Store(hn::Zero(FloatTag()), FloatTag(), tile + c * kTileRows);
+      for (int64_t v = 0; v < vectors; ++v) {
+        hn::Store(hn::Zero(FloatTag()), FloatTag(), tile + v * kTileRows * kFloatLanes);
       }
       continue;
     }
@@ -128,18 +146,76 @@ void PackPanel(const WeightMatrix& weight, const PackedSigns::Layout* signs, int
     for (int64_t p = 0; signs != nullptr && p < signs->planes; ++p) {
       const uint32_t* block = signs->block(p, o / kSignBlockRows);
       FoldRow<T>(block + c0 / kSignWordColumns * kSignBlockRows + r, signs->scales(p)[o + r],
-                 padded, tile);
+                 RoundUpTo(columns, kStep), tile);
     }
   }
 }
 
-// 4 rows x kTokens tokens over `vectors` vectors of columns.
-template <int kTokens>
-HWY_NOINLINE void PanelTile(const float* HWY_RESTRICT w, const float* const* rows_x,
-                            int64_t vectors, float* HWY_RESTRICT partial, bool first) {
+// The rows that meet a panel, cut into tiles where tile_rows of the pass begin.
+struct TokenTiles {
+  const PlannedRow* rows = nullptr;
+  int64_t count = 0;
+  int64_t lane = 0;  // of the first row in its tile
+
+  int64_t tiles() const { return (lane + count + kMaxTokens - 1) / kMaxTokens; }
+  int64_t begin(int64_t tile) const { return std::max<int64_t>(0, tile * kMaxTokens - lane); }
+  int64_t end(int64_t tile) const { return std::min(count, (tile + 1) * kMaxTokens - lane); }
+  // Tiles that are taken at once from `tile` on: full ones only.
+  int64_t together(int64_t tile) const {
+    const int64_t last = tile + kTilesTogether - 1;
+    const bool full = last < tiles() && end(last) - begin(tile) == kTilesTogether * kMaxTokens;
+    return full ? kTilesTogether : 1;
+  }
+};
+
+// A packed slab of a panel.
+struct Slab {
+  const float* panel = nullptr;  // [row tile][vector][4]
+  int64_t o = 0;                 // the panel's first output
+  int64_t height = 0;            // outputs that exist, 1 .. 16
+  int64_t v0 = 0;                // the slab's first vector of columns
+  int64_t vectors = 0;
+  bool first = true;  // of the row's slabs
+  bool last = true;
+};
+
+// What a row tile fetches into L1 with every vector: the next row tile's share of the panel, and a
+// part of the tokens' next column block. Fetching past the end harms nothing.
+template <int kTiles>
+struct TileAhead {
+  static constexpr int64_t kLineFloats = 16;
+  static constexpr int64_t Lines(int64_t floats) {
+    return (floats + kLineFloats - 1) / kLineFloats;
+  }
+
+  HWY_INLINE void Fetch() {
+    constexpr int64_t kPanelLines = Lines(kTileRows * kFloatLanes / kTiles);
+    constexpr int64_t kXLines = Lines(kMaxTokens * kFloatLanes / kXParts);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kPanelLines; ++i) __builtin_prefetch(w + i * kLineFloats, 0, 3);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kXLines; ++i) __builtin_prefetch(x + i * kLineFloats, 0, 3);
+    w += kPanelLines * kLineFloats;
+    x += kXLines * kLineFloats;
+  }
+
+  // The i-th tile's share of what w and x name.
+  HWY_INLINE TileAhead Share(int64_t i, int64_t r, int64_t vectors) const {
+    return {w + i * vectors * Lines(kTileRows * kFloatLanes / kTiles) * kLineFloats,
+            x + r % kXParts * vectors * Lines(kMaxTokens * kFloatLanes / kXParts) * kLineFloats};
+  }
+
+  static constexpr int64_t kXParts = kPanelTiles - 1;
+  const float* w = nullptr;
+  const float* x = nullptr;
+};
+
+// 4 rows x kTokens tokens over `vectors` vectors of columns: w[vector][4], x[vector][kMaxTokens].
+template <class T, int kTokens, int kTiles>
+HWY_NOINLINE void PanelTile(const float* HWY_RESTRICT w, const float* HWY_RESTRICT x,
+                            int64_t vectors, float* HWY_RESTRICT partial, bool first,
+                            TileAhead<kTiles> ahead) {
   const FloatTag f;
-  const float* HWY_RESTRICT x[kTokens];
-  for (int t = 0; t < kTokens; ++t) x[t] = rows_x[t];
   FloatVec sums[kTileRows][kTokens];
 #pragma GCC unroll 4
   for (int r = 0; r < kTileRows; ++r) {
@@ -149,14 +225,17 @@ HWY_NOINLINE void PanelTile(const float* HWY_RESTRICT w, const float* const* row
     }
   }
   for (int64_t v = 0; v < vectors; ++v) {
-    FloatVec xs[kTokens];
-#pragma GCC unroll 8
-    for (int t = 0; t < kTokens; ++t) xs[t] = hn::Load(f, x[t] + v * kFloatLanes);
+    ahead.Fetch();
+    FloatVec weights[kTileRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kTileRows; ++r) {
-      const FloatVec weights = hn::Load(f, w + (v * kTileRows + r) * kFloatLanes);
+      weights[r] = hn::Load(f, w + (v * kTileRows + r) * kFloatLanes);
+    }
 #pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) sums[r][t] = hn::MulAdd(weights, xs[t], sums[r][t]);
+    for (int t = 0; t < kTokens; ++t) {
+      const FloatVec xs = hn::Load(f, x + (v * kMaxTokens + t) * kFloatLanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < kTileRows; ++r) sums[r][t] = Accumulate<T>(weights[r], xs, sums[r][t]);
     }
   }
 #pragma GCC unroll 4
@@ -169,86 +248,103 @@ HWY_NOINLINE void PanelTile(const float* HWY_RESTRICT w, const float* const* row
 }
 
 // Folds the accumulators of a tile into y[t, o + r], r < height.
-inline void FinishTile(const float* partial, int tokens, const PlannedRow* rows, int64_t o,
-                       int64_t height) {
+template <int kTokens>
+void FinishTile(const float* partial, const PlannedRow* rows, int64_t o, int64_t height) {
   const FloatTag f;
   const hn::FixedTag<float, 4> four;
   const auto sum = [&](int r, int t) {
-    return hn::Load(f, partial + (r * tokens + t) * kFloatLanes);
+    return hn::Load(f, partial + (r * kTokens + t) * kFloatLanes);
   };
-  for (int t = 0; t < tokens; ++t) {
-    HWY_ALIGN float outputs[kTileRows];
-    hn::Store(FoldFour(sum(0, t), sum(1, t), sum(2, t), sum(3, t)), four, outputs);
-    std::memcpy(rows[t].y + o, outputs, static_cast<size_t>(height) * sizeof(float));
-  }
-}
-
-HWY_INLINE void AnyPanelTile(int tokens, const float* w, const float* const* x, int64_t vectors,
-                             float* partial, bool first) {
-  switch (tokens) {
-    case 1:
-      return PanelTile<1>(w, x, vectors, partial, first);
-    case 2:
-      return PanelTile<2>(w, x, vectors, partial, first);
-    case 3:
-      return PanelTile<3>(w, x, vectors, partial, first);
-#if HWY_MAX_BYTES >= 64
-    case 4:
-      return PanelTile<4>(w, x, vectors, partial, first);
-    case 5:
-      return PanelTile<5>(w, x, vectors, partial, first);
-    default:
-      return PanelTile<6>(w, x, vectors, partial, first);
-#endif
-  }
-}
-
-// A packed slab of a panel.
-struct Slab {
-  const float* panel = nullptr;
-  int64_t o = 0;       // the panel's first output
-  int64_t height = 0;  // outputs that exist, 1 .. 16
-  int64_t c0 = 0;      // the slab's first column
-  int64_t padded = 0;  // columns, whole steps
-  bool first = true;   // of the row's slabs
-  bool last = true;
-};
-
-// Tiles [tile, tile_end) of the tokens over one slab. `partials`: of the first of them.
-inline void SlabBlock(const Slab& slab, const PlannedRow* rows, int64_t count, int64_t tiles,
-                      int64_t tile, int64_t tile_end, float* partials, WeightAhead& ahead,
-                      int64_t lines) {
-  const auto begin_of = [&](int64_t i) { return i * count / tiles; };  // nearly equal tiles
-  for (int64_t c = 0; c < slab.padded; c += kPanelColumns) {
-    const int64_t columns = std::min(kPanelColumns, slab.padded - c);
-    const bool last = slab.last && c + columns == slab.padded;
-    for (int64_t r = 0; r * kTileRows < slab.height; ++r) {
-      const float* w = slab.panel + (r * slab.padded + c) * kTileRows;
-      float* partial = partials + r * kTileFloats;
-      for (int64_t i = tile; i < tile_end; ++i, partial += kPanelTiles * kTileFloats) {
-        const int64_t begin = begin_of(i);
-        const int tokens = static_cast<int>(begin_of(i + 1) - begin);
-        const float* x[kMaxTokens];
-        for (int t = 0; t < tokens; ++t) x[t] = rows[begin + t].x + slab.c0 + c;
-        ahead.Fetch(lines);
-        AnyPanelTile(tokens, w, x, columns / kFloatLanes, partial, slab.first && c == 0);
-        if (!last) continue;
-        FinishTile(partial, tokens, rows + begin, slab.o + r * kTileRows,
-                   std::min(kTileRows, slab.height - r * kTileRows));
-      }
+  for (int t = 0; t < kTokens; ++t) {
+    const auto outputs = FoldFour(sum(0, t), sum(1, t), sum(2, t), sum(3, t));
+    float* y = rows[t].y + o;
+    if (height >= kTileRows) {
+      hn::StoreU(outputs, four, y);
+    } else {
+      HWY_ALIGN float lanes[kTileRows];
+      hn::Store(outputs, four, lanes);
+      std::memcpy(y, lanes, static_cast<size_t>(height) * sizeof(float));
     }
   }
 }
 
-// Outputs [begin, end) of `rows`, which all read `weight` with the same signs folded in (or none).
-// `begin` is a multiple of 16. Overwrites y. `range_end` as in DotRows.
+// What one or some tiles of tokens do with a slab.
+struct TilesWork {
+  const PlannedRow* rows = nullptr;  // of the first tile
+  const float* next_x = nullptr;     // where the tokens that follow begin
+  float* partials = nullptr;
+  int64_t lines = 0;  // of the weight ahead, for every column block
+};
+
+// kTiles tiles of kTokens tokens each over a slab.
+template <class T, int kTokens, int kTiles = 1>
+void SlabTiles(const Slab& slab, const TilesWork& work, WeightAhead& ahead) {
+  constexpr int64_t kWeightFloats = kTileRows * kFloatLanes;  // of a vector
+  constexpr int64_t kXFloats = kMaxTokens * kFloatLanes;
+  const int64_t row_tiles = (slab.height + kTileRows - 1) / kTileRows;
+  const float* x[kTiles];
+  for (int i = 0; i < kTiles; ++i) {
+    x[i] = static_cast<const float*>(work.rows[i * kTokens].x) + slab.v0 * kXFloats;
+  }
+  for (int64_t v = 0; v < slab.vectors; v += kBlockVectors) {
+    const int64_t vectors = std::min(kBlockVectors, slab.vectors - v);
+    const bool whole = v + vectors == slab.vectors;
+    const float* w = slab.panel + v * kWeightFloats;
+    ahead.Fetch(work.lines);
+    for (int64_t r = 0; r < row_tiles; ++r, w += slab.vectors * kWeightFloats) {
+      const bool next_block = r + 1 == row_tiles;
+      const float* next_w = next_block ? slab.panel + (whole ? 0 : v + vectors) * kWeightFloats
+                                       : w + slab.vectors * kWeightFloats;
+      float* partial = work.partials + r * kTiles * kTileFloats;
+#pragma GCC unroll 4
+      for (int i = 0; i < kTiles; ++i, partial += kTileFloats) {
+        const TileAhead<kTiles> all{
+            .w = next_w,
+            .x = whole ? work.next_x + i * slab.vectors * kXFloats : x[i] + vectors * kXFloats};
+        PanelTile<T, kTokens, kTiles>(w, x[i], vectors, partial, slab.first && v == 0,
+                                      all.Share(i, r, vectors));
+        if (slab.last && whole) {
+          FinishTile<kTokens>(partial, work.rows + i * kTokens, slab.o + r * kTileRows,
+                              slab.height - r * kTileRows);
+        }
+      }
+    }
+    for (int i = 0; i < kTiles; ++i) x[i] += vectors * kXFloats;
+  }
+}
+
+template <class T>
+void AnySlabTile(int64_t tokens, const Slab& slab, const TilesWork& work, WeightAhead& ahead) {
+  switch (tokens) {
+    case 1:
+      return SlabTiles<T, 1>(slab, work, ahead);
+    case 2:
+      return SlabTiles<T, 2>(slab, work, ahead);
+    case 3:
+      return SlabTiles<T, 3>(slab, work, ahead);
+#if HWY_MAX_BYTES >= 64
+    case 4:
+      return SlabTiles<T, 4>(slab, work, ahead);
+    case 5:
+      return SlabTiles<T, 5>(slab, work, ahead);
+    default:
+      return SlabTiles<T, 6>(slab, work, ahead);
+#endif
+  }
+}
+
+// Outputs [begin, end) of `rows`, which all read `weight` with the same signs folded in (or none)
+// and whose x lies in tiles. `begin` is a multiple of 16. Overwrites y. `range_end` as in DotRows.
 template <class T>
 void PanelRows(const WeightMatrix& weight, const PackedSigns::Layout* signs, const PlannedRow* rows,
                int64_t count, int64_t begin, int64_t end, int64_t range_end,
                const PanelMemory& memory) {
-  const int64_t tiles = (count + kMaxTokens - 1) / kMaxTokens;
+  constexpr int64_t kSlabColumns = kSlabVectors * kVectorColumns<T>;
+  constexpr int64_t kBlockColumns = kBlockVectors * kVectorColumns<T>;
+  const TokenTiles tokens{.rows = rows, .count = count, .lane = rows->place % kMaxTokens};
+  const int64_t tiles = tokens.tiles();
   const bool one_slab = weight.cols <= kSlabColumns;
-  const int64_t calls = tiles * kPanelTiles * ((weight.cols + kPanelColumns - 1) / kPanelColumns);
+  const int64_t calls = tiles * ((weight.cols + kBlockColumns - 1) / kBlockColumns);
   for (int64_t o = begin; o < end; o += kPanelRows) {
     const int64_t next = o + kPanelRows;
     WeightAhead ahead;  // the next panel
@@ -263,14 +359,23 @@ void PanelRows(const WeightMatrix& weight, const PackedSigns::Layout* signs, con
       const Slab slab{.panel = memory.panel,
                       .o = o,
                       .height = std::min(kPanelRows, end - o),
-                      .c0 = c0,
-                      .padded = RoundUpTo(columns, kStep),
+                      .v0 = c0 / kVectorColumns<T>,
+                      .vectors = SlabVectorsOf<T>(columns),
                       .first = c0 == 0,
                       .last = c0 + columns == weight.cols};
-      for (int64_t tile = 0; tile < tiles; tile += kBlockTiles) {
-        float* partials = memory.partials + (one_slab ? 0 : tile * kPanelTiles * kTileFloats);
-        SlabBlock(slab, rows, count, tiles, tile, std::min(tile + kBlockTiles, tiles), partials,
-                  ahead, lines);
+      for (int64_t tile = 0; tile < tiles;) {
+        const int64_t together = tokens.together(tile);
+        const PlannedRow* then = rows + tokens.begin((tile + together) % tiles);
+        const TilesWork work{.rows = rows + tokens.begin(tile),
+                             .next_x = static_cast<const float*>(then->x),
+                             .partials = memory.partials + (one_slab ? 0 : tile * kPanelFloats),
+                             .lines = lines};
+        if (together > 1) {
+          SlabTiles<T, kMaxTokens, kTilesTogether>(slab, work, ahead);
+        } else {
+          AnySlabTile<T>(tokens.end(tile) - tokens.begin(tile), slab, work, ahead);
+        }
+        tile += together;
       }
       c0 += columns;
     } while (c0 < weight.cols);

@@ -9,11 +9,32 @@
 
 namespace stockpot {
 
+// How a row of x lies in memory for a weight. Split: for a bf16 weight, even and odd columns apart
+// (WeightHalf). Pair: bf16 as it is. Tiles: the rows of a tile beside each other, vector by vector,
+// for panels (linear_panel-inl.h).
+enum class XOrder : uint8_t { kRows, kSplitRows, kPairRows, kTiles, kSplitTiles, kPairTiles };
+inline constexpr int kXOrders = 6;
+constexpr bool IsTiles(XOrder order) { return order >= XOrder::kTiles; }
+constexpr bool IsSplit(XOrder order) {
+  return order == XOrder::kSplitRows || order == XOrder::kSplitTiles;
+}
+constexpr bool IsPair(XOrder order) {
+  return order == XOrder::kPairRows || order == XOrder::kPairTiles;
+}
+
+// The SIMD target's share of it.
+struct XLayout {
+  int64_t tile_rows = 0;
+  int64_t vector_floats = 0;
+  int64_t panel_tokens = 0;  // from here on panels are faster
+};
+
 // One row of the batch for one weight, in the order in which the kernel walks them: rows that read
 // one weight stand together, and among them rows of one variant.
 struct PlannedRow {
-  const float* x = nullptr;              // ordered copy (linear_base-inl.h), zero-padded
-  const uint16_t* x_pairs = nullptr;     // or, where bf16 meets bf16, a copy of x, zero-padded
+  const void* x = nullptr;  // copy in `order`, zero-padded
+  XOrder order = XOrder::kRows;
+  int64_t place = 0;                     // in the pass; tiles begin at multiples of tile_rows
   const float* table = nullptr;          // sums of groups of four (linear_delta-inl.h), or null
   float* y = nullptr;                    // [d_out]
   const float* bias = nullptr;           // [d_out] or null
@@ -24,6 +45,11 @@ struct PlannedRow {
   const PackedSigns::Layout* folded_signs() const { return folded ? signs : nullptr; }
   const PackedSigns::Layout* apart_signs() const { return folded ? nullptr : signs; }
 };
+
+// Whether two rows meet the same matrix in the dense half.
+inline bool SameProduct(const PlannedRow& a, const PlannedRow& b) {
+  return a.weight == b.weight && a.folded_signs() == b.folded_signs();
+}
 
 // Consecutive rows [begin, end) of the plan.
 struct RowRange {

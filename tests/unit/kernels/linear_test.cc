@@ -186,17 +186,18 @@ class LinearTable : public testing::TestWithParam<Backend> {};
 
 TEST_P(LinearTable, MatchesDoublePrecision) {
   // Around the tiles: 4 and 8 output rows, 16 of a panel and of the 1-bit half, 64; steps of 8, 16,
-  // 32 columns, column blocks of 512 and 1024, slabs of 4096; tiles of 3 and 6 tokens, batches that
-  // count as long, passes of 512 rows. Every other problem has several weights.
+  // 32 columns, column blocks of 256, 512, 1024 and 2048, slabs of 4096; tiles of 3 and 6
+  // tokens, one or two, batches that count as long, passes of 512 rows. Every other problem has
+  // several weights.
   const struct {
     std::vector<int64_t> rows, outs, ins;
   } tables[] = {
       {{0, 1, 2, 3, 5, 7}, {0, 1, 3, 4, 7, 8, 15, 16, 17, 31}, {0, 1, 4, 7, 31, 32, 33, 61}},
       {{1, 4, 6, 9}, {64, 65, 131}, {64, 97, 131}},
       {{13, 31}, {67, 130}, {95}},
-      {{1, 7, 19}, {33}, {511, 512, 513, 1023, 1024, 1057, 2100}},
+      {{1, 7, 80}, {33}, {255, 256, 257, 1023, 1024, 1057, 2100}},
       {{9}, {9}, {127, 128, 129, 257}},
-      {{7, 23}, {5, 19}, {4095, 4096, 4097}},
+      {{7, 80}, {5}, {4095, 4096, 4097}},
       {{511, 513}, {18}, {37}},
   };
   const DType dtypes[] = {DType::kBF16, DType::kF16, DType::kF32};
@@ -221,6 +222,15 @@ TEST_P(LinearTable, MatchesDoublePrecision) {
         }
       }
     }
+  }
+}
+
+TEST_P(LinearTable, TakesLongRowsOfBFloat16) {
+  for (const int64_t d_in : {8191, 8192, 8230}) {  // slabs of pairs have 8192 columns
+    Problem p(40, {6}, d_in, DType::kBF16, 6, DType::kBF16);
+    std::fill(p.variant_of_row.begin(), p.variant_of_row.end(), -1);
+    ASSERT_TRUE(GetParam().run(p.args()).ok());
+    ExpectNearReference(p, std::to_string(d_in));
   }
 }
 
@@ -313,19 +323,20 @@ TEST_P(LinearTargets, RowsDoNotDependOnTheirBatch) {
   for (const int count : {1, 2, 3}) pools.push_back(std::make_unique<ThreadPool>(count));
   LinearScratch scratch;
   const DType dtypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+  constexpr int64_t kRows = 120;  // the base's share of them counts as long
   for (int round = 0; round < 24; ++round) {
     const int64_t d_out = 1 + static_cast<int64_t>(random() % 200);
     const int64_t d_in = round == 7 || round == 9 ? 4500
                          : round % 6 == 0         ? 1500
                                                   : 1 + random() % 200;
-    const Problem p(40, {d_out, 1 + static_cast<int64_t>(random() % 50)}, d_in, dtypes[round % 3],
-                    random(), round / 6 % 2 == 0 ? DType::kF32 : DType::kBF16);
+    const Problem p(kRows, {d_out, 1 + static_cast<int64_t>(random() % 50)}, d_in,
+                    dtypes[round % 3], random(), round / 6 % 2 == 0 ? DType::kF32 : DType::kBF16);
     ASSERT_TRUE(BitDeltaLinearCpu(p.args(), scratch, *pools[0]).ok());
     for (int repeat = 0; repeat < 6; ++repeat) {
       const size_t weight = random() % 2;
       const LinearOutput& all = p.outputs[weight];
-      std::vector<int64_t> batch(1 + random() % (repeat % 2 == 0 ? 8 : 40));
-      for (int64_t& t : batch) t = static_cast<int64_t>(random() % 40);
+      std::vector<int64_t> batch(1 + random() % (repeat % 2 == 0 ? 8 : kRows));
+      for (int64_t& t : batch) t = static_cast<int64_t>(random() % kRows);
       OwnedFloats y = RunBatch(p, weight, batch, *pools[random() % 3], scratch);
       for (size_t i = 0; i < batch.size(); ++i) {
         ASSERT_EQ(0, std::memcmp(y.view().row(static_cast<int64_t>(i)), all.y.row(batch[i]),
