@@ -40,7 +40,7 @@ class VariantBuilder {
         draft_(draft) {}
 
   Result<Manifest> Build(const Digest& artifact) {
-    aliases_ = pair_.ties();
+    ties_ = pair_.ties();
     variant_.kind = ArtifactKind::kVariant;
     variant_.base = source_.base;
     variant_.run = source_.run;
@@ -52,7 +52,7 @@ class VariantBuilder {
       if (entry.alias_of.empty()) STOCKPOT_RETURN_IF_ERROR(AddTensor(entry));
     }
     STOCKPOT_RETURN_IF_ERROR(AddFiles());
-    STOCKPOT_RETURN_IF_ERROR(ChooseAndStore());
+    STOCKPOT_RETURN_IF_ERROR(ChooseAndStore(artifact));
     AddAliases();
     AddTotals(artifact);
     STOCKPOT_RETURN_IF_ERROR(variant_.Validate());
@@ -60,15 +60,6 @@ class VariantBuilder {
   }
 
  private:
-  // A tensor that changed, measured; of codec auto it waits for the others' measurements.
-  struct Changed {
-    const TensorEntry* entry = nullptr;  // in source_
-    const TensorEntry* base = nullptr;   // in base_: what its delta is over
-    TensorRole role = TensorRole::kNotMatrix;
-    DeltaStats stats;
-    std::vector<Candidate> forms;  // a hull, raw included
-  };
-
   // Progress of the first pass, and of codec auto's second.
   Status Advance(const TensorEntry& entry) {
     const double passes = how_.codec == PublishCodec::kAuto ? 2 : 1;
@@ -78,22 +69,27 @@ class VariantBuilder {
     return progress_ ? progress_(std::min(1.0, share)) : OkStatus();
   }
 
-  // What is made, and how. Of codec auto nothing is kept: each tensor's form depends on all of
-  // them.
+  // What is made, and how.
   std::string Purpose(const Digest& artifact) const {
     const PublishOptions& options = how_.options;
-    return artifact.Hex() + " " + std::string(PublishCodecName(how_.codec)) + " " +
-           std::to_string(options.planes) + " " + std::to_string(options.residual_rank);
+    return nlohmann::json{artifact.Hex(),    PublishCodecName(how_.codec),
+                          options.planes,    options.residual_rank,
+                          options.max_bytes, options.max_share,
+                          options.max_error}
+        .dump();
   }
 
   Status SaveDraft(const Digest& artifact, size_t next) {
-    if (draft_.job.empty() || !may_save_ || how_.codec == PublishCodec::kAuto ||
-        done_bytes_ - saved_bytes_ < draft_.save_bytes) {
+    if (draft_.job.empty() || !may_save_ || done_bytes_ - saved_bytes_ < draft_.save_bytes) {
       return OkStatus();
     }
     saved_bytes_ = done_bytes_;
-    PublishState state{.of = Purpose(artifact), .next = next, .made = variant_, .aliases = {}};
-    for (const Tie& tie : aliases_) state.aliases.emplace_back(tie.name, tie.target);
+    PublishState state{.of = Purpose(artifact),
+                       .next = next,
+                       .made = variant_,
+                       .ties = ties_,
+                       .measured = measured_,
+                       .stored = stored_};
     state.head_untied = head_untied_;
     state.update_square = update_square_;
     state.base_square = base_square_;
@@ -114,8 +110,9 @@ class VariantBuilder {
     std::optional<PublishState> state = LoadPublishState(store_, draft_.job, Purpose(artifact));
     if (!state || state->next > source_.tensors.size()) return 0;
     variant_ = std::move(state->made);
-    aliases_.clear();
-    for (auto& [name, target] : state->aliases) aliases_.push_back({name, target});
+    ties_ = std::move(state->ties);
+    measured_ = std::move(state->measured);
+    stored_ = state->stored;
     head_untied_ = state->head_untied;
     update_square_ = state->update_square;
     base_square_ = state->base_square;
@@ -125,6 +122,9 @@ class VariantBuilder {
     block_sparse_ = state->block_sparse;
     other_changed_ = state->other_changed;
     for (size_t i = 0; i < state->next; ++i) done_bytes_ += source_.tensors[i].logical_bytes();
+    for (size_t i = 0; i < stored_; ++i) {
+      done_bytes_ += source_.Find(measured_[i].name)->logical_bytes();
+    }
     saved_bytes_ = done_bytes_;
     return state->next;
   }
@@ -162,7 +162,7 @@ class VariantBuilder {
     STOCKPOT_ASSIGN_OR_RETURN(const bool is_tied,
                               can_be_tied ? pair_.EqualsOwn(entry, *tied) : false);
     if (is_tied) {
-      aliases_.push_back({entry.name, tied->name});
+      ties_.push_back({entry.name, tied->name});
       return OkStatus();
     }
     if (!IsWeightDType(entry.dtype)) {
@@ -203,14 +203,14 @@ class VariantBuilder {
     }
     update_square_ += stats.sum_square;
     base_square_ += SquaredNorm(encoder.matrix().base, threads_);
-    Changed changed{
-        .entry = &entry, .base = &base_entry, .role = role, .stats = stats, .forms = {}};
+    MeasuredTensor changed{
+        .name = entry.name, .base = base_entry.name, .role = role, .stats = stats, .forms = {}};
     const Candidate raw{.codec = Codec::kRaw, .bytes = entry.logical_bytes(), .left = 0};
     if (how_.codec == PublishCodec::kAuto) {
       changed.forms = encoder.candidates();
       changed.forms.push_back(raw);
       changed.forms = LowerHull(std::move(changed.forms));
-      changed_.push_back(std::move(changed));
+      measured_.push_back(std::move(changed));
       return OkStatus();
     }
     changed.forms = {FixedFormOf(role, encoder, raw)};
@@ -232,18 +232,19 @@ class VariantBuilder {
   bool HasBase(const TensorEntry& entry) const { return base_.Resolve(entry.name) != nullptr; }
 
   // Codec auto: the choice over all tensors, then each of them once more.
-  Status ChooseAndStore() {
+  Status ChooseAndStore(const Digest& artifact) {
     if (how_.codec != PublishCodec::kAuto) return OkStatus();
     std::vector<std::vector<Candidate>> hulls;
-    for (const Changed& changed : changed_) hulls.push_back(changed.forms);
+    for (const MeasuredTensor& tensor : measured_) hulls.push_back(tensor.forms);
     int64_t fixed_bytes = 0;
     for (const auto& [name, part] : variant_.files) fixed_bytes += part.bytes;
     const ChoiceLimits limits =
         LimitsOf(how_.options, source_.logical_bytes(), fixed_bytes, update_square_);
     STOCKPOT_ASSIGN_OR_RETURN(const std::vector<size_t> chosen, ChooseCandidates(hulls, limits));
-    for (size_t i = 0; i < changed_.size(); ++i) {
-      STOCKPOT_RETURN_IF_ERROR(Advance(*changed_[i].entry));
-      STOCKPOT_RETURN_IF_ERROR(StoreAgain(changed_[i], chosen[i]));
+    for (; stored_ < measured_.size(); ++stored_) {
+      STOCKPOT_RETURN_IF_ERROR(SaveDraft(artifact, source_.tensors.size()));
+      STOCKPOT_RETURN_IF_ERROR(Advance(*source_.Find(measured_[stored_].name)));
+      STOCKPOT_RETURN_IF_ERROR(StoreAgain(measured_[stored_], chosen[stored_]));
     }
     STOCKPOT_CHECK(!limits.bytes || variant_.stored_bytes() <= *limits.bytes,
                    variant_.stored_bytes(), *limits.bytes);
@@ -251,28 +252,29 @@ class VariantBuilder {
   }
 
   // Reads and measures the tensor a second time, as far as its form needs.
-  Status StoreAgain(const Changed& changed, size_t chosen) {
-    const TensorEntry& entry = *changed.entry;
+  Status StoreAgain(const MeasuredTensor& changed, size_t chosen) {
+    const TensorEntry& entry = *source_.Find(changed.name);
+    const TensorEntry& base_entry = *base_.Find(changed.base);
     const Candidate& form = changed.forms[chosen];
     TensorEncoder encoder(store_, threads_);
     if (form.codec == Codec::kRaw && entry.codec == Codec::kRaw) {
       return Store(changed, chosen, encoder, {});  // its chunks are there
     }
-    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base, ReadWeights(pair_.base_reader(), *changed.base));
+    STOCKPOT_ASSIGN_OR_RETURN(const Bytes base, ReadWeights(pair_.base_reader(), base_entry));
     STOCKPOT_ASSIGN_OR_RETURN(const Bytes bytes, ReadWeights(pair_.source_reader(), entry));
     const WeightMatrix tuned = AsMatrix(bytes, entry);
     WaysToEncode ways = WaysOf(how_, entry, changed.role, HasBase(entry), tuned);
     ways.planes = ways.ranks_from = std::max<int64_t>(1, form.planes);
     if (form.rank == 0) ways.ranks.clear();
     STOCKPOT_RETURN_IF_ERROR(
-        encoder.Measure({entry.name, AsMatrix(base, *changed.base), tuned}, ways));
+        encoder.Measure({entry.name, AsMatrix(base, base_entry), tuned}, ways));
     return Store(changed, chosen, encoder, tuned);
   }
 
   // Puts a form, and what is told about it.
-  Status Store(const Changed& changed, size_t chosen, TensorEncoder& encoder,
+  Status Store(const MeasuredTensor& changed, size_t chosen, TensorEncoder& encoder,
                const WeightMatrix& tuned) {
-    const TensorEntry& entry = *changed.entry;
+    const TensorEntry& entry = *source_.Find(changed.name);
     const Candidate& form = changed.forms[chosen];
     TensorEntry stored{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
     STOCKPOT_RETURN_IF_ERROR(form.codec == Codec::kRaw ? StoreRaw(entry, tuned, stored)
@@ -300,17 +302,18 @@ class VariantBuilder {
 
   // After all others: an alias has its target's final dtype.
   void AddAliases() {
-    for (const Tie& alias : aliases_) {
+    std::vector<TensorEntry> aliases;
+    for (const Tie& tie : ties_) {
       const auto target =
           std::find_if(variant_.tensors.begin(), variant_.tensors.end(),
-                       [&](const TensorEntry& entry) { return entry.name == alias.target; });
-      STOCKPOT_CHECK(target != variant_.tensors.end(), alias.name, alias.target);
-      ties_.push_back({.name = alias.name,
-                       .dtype = target->dtype,
-                       .shape = target->shape,
-                       .alias_of = alias.target});
+                       [&](const TensorEntry& entry) { return entry.name == tie.target; });
+      STOCKPOT_CHECK(target != variant_.tensors.end(), tie.name, tie.target);
+      aliases.push_back({.name = tie.name,
+                         .dtype = target->dtype,
+                         .shape = target->shape,
+                         .alias_of = tie.target});
     }
-    for (TensorEntry& tie : ties_) variant_.tensors.push_back(std::move(tie));
+    for (TensorEntry& alias : aliases) variant_.tensors.push_back(std::move(alias));
     std::sort(variant_.tensors.begin(), variant_.tensors.end(),
               [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
   }
@@ -386,10 +389,10 @@ class VariantBuilder {
   const PublishDraft& draft_;
 
   Manifest variant_;
-  std::vector<Tie> aliases_;
-  std::vector<TensorEntry> ties_;
+  std::vector<Tie> ties_;
   bool head_untied_ = false;
-  std::vector<Changed> changed_;  // of codec auto
+  std::vector<MeasuredTensor> measured_;  // of codec auto, and how many of them are stored
+  size_t stored_ = 0;
   int64_t done_bytes_ = 0;
   int64_t saved_bytes_ = 0;   // of them, those that the draft has
   bool may_save_ = true;      // the draft is this stage's

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "kernels/bitdelta/compress.h"
 #include "store/checkpoint_store.h"
+#include "store/model_pair.h"
+#include "store/tensor_choice.h"
 
 namespace stockpot {
 
@@ -18,12 +20,23 @@ struct PublishDraft {
   int64_t save_bytes = int64_t{64} << 20;
 };
 
+// A tensor that changed. Of codec auto it waits for the others' measurements.
+struct MeasuredTensor {
+  std::string name;
+  std::string base;  // the base's tensor that its delta is over
+  TensorRole role = TensorRole::kNotMatrix;
+  DeltaStats stats;
+  std::vector<Candidate> forms;  // a hull, raw included
+};
+
 // Everything that the tensors before `next` (of the checkpoint, in order) have left behind.
 struct PublishState {
   std::string of;  // what is published and how: a draft of something else is not used
   size_t next = 0;
-  Manifest made;                                             // their tensors and attributes
-  std::vector<std::pair<std::string, std::string>> aliases;  // name, target
+  Manifest made;  // their tensors and attributes
+  std::vector<Tie> ties;
+  std::vector<MeasuredTensor> measured;  // of codec auto, and how many of them are stored: the
+  size_t stored = 0;                     // second pass
   bool head_untied = false;
   double update_square = 0, base_square = 0, left_square = 0;
   int64_t block_elements = 0, block_compressed = 0, block_sparse = 0, other_changed = 0;
