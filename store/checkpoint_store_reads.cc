@@ -17,8 +17,7 @@ constexpr size_t kMinPrefixDigits = 6;
 
 // Every record, or the first error.
 template <typename T, typename Decode>
-Result<std::vector<T>> ReadRecords(const Catalog& catalog, std::string_view prefix,
-                                   Decode decode) {
+Result<std::vector<T>> ReadRecords(const Catalog& catalog, std::string_view prefix, Decode decode) {
   std::vector<T> records;
   Status damage;
   STOCKPOT_RETURN_IF_ERROR(
@@ -158,8 +157,7 @@ std::optional<StepRecord> CheckpointStore::GetStep(std::string_view run, int64_t
                                                    ArtifactKind kind,
                                                    std::string_view group) const {
   if (run.empty() || step < 0) return std::nullopt;
-  const auto raw =
-      impl_->catalog->Get(Column::kRecords, keys::Step(run, step, kind, group));
+  const auto raw = impl_->catalog->Get(Column::kRecords, keys::Step(run, step, kind, group));
   if (!raw.ok() || !raw->has_value()) return std::nullopt;
   Result<StepRecord> record = DecodeStep(**raw);
   if (!record.ok()) return std::nullopt;
@@ -181,7 +179,8 @@ Result<std::optional<Digest>> CheckpointStore::ResolvePlain(std::string_view nam
   if (const auto route = GetRoute(name)) {
     // Not the variant: who asks for a step's weights must not get their 1-bit image unawares.
     if (ParseStepName(name)) {
-      return NotFound("'" + std::string(name) + "': its weights are no longer kept; what is served" +
+      return NotFound("'" + std::string(name) +
+                      "': its weights are no longer kept; what is served" +
                       " under this name is the variant " + route->variant.Hex());
     }
     return std::optional(route->variant);
@@ -311,20 +310,24 @@ std::vector<Job> CheckpointStore::ListJobs() const {
   return jobs;
 }
 std::vector<Job> CheckpointStore::ListOpenJobs() const {
-  const std::vector<std::string> names = ScanRecords<std::string>(
-      *impl_->catalog, keys::kOpenJobs,
-      [](std::string_view, std::string_view key) -> Result<std::string> {
-        return std::string(key);
-      });
-  std::vector<Job> jobs;
-  for (const std::string& name : names) {
-    std::optional<Job> job = GetJob(name);
-    // Finished between the two reads, or moved to another number.
-    if (job && (job->state == JobState::kQueued || job->state == JobState::kRunning)) {
-      jobs.push_back(*std::move(job));
+  // Read again where one ended between the two reads, or moved to another number: what its commit
+  // queued is in the next list.
+  for (std::vector<std::string> before;;) {
+    std::vector<std::string> names =
+        ScanRecords<std::string>(*impl_->catalog, keys::kOpenJobs,
+                                 [](std::string_view, std::string_view key) -> Result<std::string> {
+                                   return std::string(key);
+                                 });
+    std::vector<Job> jobs;
+    for (const std::string& name : names) {
+      std::optional<Job> job = GetJob(name);
+      if (job && (job->state == JobState::kQueued || job->state == JobState::kRunning)) {
+        jobs.push_back(*std::move(job));
+      }
     }
+    if (jobs.size() == names.size() || names == before) return jobs;
+    before = std::move(names);
   }
-  return jobs;
 }
 std::optional<Job> CheckpointStore::GetJob(std::string_view key) const {
   return FindRecord<Job>(*impl_->catalog, keys::kJobs, key,
@@ -371,14 +374,14 @@ std::optional<Manifest> CheckpointStore::GetDraft(std::string_view job) const {
 }
 
 Result<GateConfig> CheckpointStore::GetGate(std::string_view run) const {
-  STOCKPOT_ASSIGN_OR_RETURN(
-      const auto raw, impl_->catalog->Get(Column::kRecords, keys::Named(keys::kGates, run)));
+  STOCKPOT_ASSIGN_OR_RETURN(const auto raw,
+                            impl_->catalog->Get(Column::kRecords, keys::Named(keys::kGates, run)));
   return raw ? DecodeGate(*raw) : GateConfig{};
 }
 
 Result<PoolRecord> CheckpointStore::GetPool(std::string_view name) const {
-  STOCKPOT_ASSIGN_OR_RETURN(
-      const auto raw, impl_->catalog->Get(Column::kRecords, keys::Named(keys::kPools, name)));
+  STOCKPOT_ASSIGN_OR_RETURN(const auto raw,
+                            impl_->catalog->Get(Column::kRecords, keys::Named(keys::kPools, name)));
   if (!raw) return NotFound("there is no pool '" + std::string(name.substr(0, 128)) + "'");
   return DecodePool(*raw);
 }

@@ -78,6 +78,42 @@ TEST_F(StoreConcurrencyTest, CommitsAreSerialisedAndEventsHaveNoGaps) {
   EXPECT_TRUE(report->damaged.empty());
 }
 
+// A job that ends queues the next one in the same commit: whoever looks sees one of them.
+TEST_F(StoreConcurrencyTest, WorkThatGoesOnIsNeverSeenIdle) {
+  constexpr int kJobs = 200;
+  const auto job = [](int number, JobState state) {
+    Job made;
+    made.key = "job/" + std::to_string(number);
+    made.kind = JobKind::kExpire;
+    made.state = state;
+    return made;
+  };
+  Commit first;
+  first.jobs.push_back(job(0, JobState::kQueued));
+  ASSERT_TRUE(store_->Apply(std::move(first)).ok());
+  std::atomic<bool> is_done{false};
+  std::atomic<int64_t> looks{0}, idle{0};
+  std::vector<std::thread> readers;
+  for (int t = 0; t < 2; ++t) {
+    readers.emplace_back([&] {
+      while (!is_done) {
+        idle += store_->ListOpenJobs().empty();
+        ++looks;
+      }
+    });
+  }
+  for (int number = 1; number < kJobs; ++number) {
+    Commit commit;
+    commit.jobs.push_back(job(number - 1, JobState::kDone));
+    commit.jobs.push_back(job(number, JobState::kQueued));
+    EXPECT_TRUE(store_->Apply(std::move(commit)).ok());
+  }
+  is_done = true;
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(idle, 0) << "of " << looks << " looks";
+  EXPECT_EQ(store_->ListOpenJobs().size(), 1u);
+}
+
 TEST_F(StoreConcurrencyTest, TheSameChunkPutByManyIsStoredOnce) {
   const auto data = RandomBytes(random_, 2'000'000);
   const Digest digest = Sha256(data);
