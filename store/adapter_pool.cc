@@ -183,6 +183,23 @@ Job MakePoolRemoveJob(const std::string& pool, const std::string& task) {
 
 Job MakePoolEvictJob(const std::string& pool) { return MakeJob(pool, "evict", {}); }
 
+Job MakePoolDeleteJob(const std::string& pool, bool force) {
+  return MakeJob(pool, "delete", {{"force", force ? "true" : "false"}});
+}
+
+Status MayDeletePool(const PoolRecord& pool, bool force) {
+  if (force || pool.tasks.empty()) return OkStatus();
+  constexpr size_t kNamed = 5;
+  std::string names;
+  for (size_t i = 0; i < std::min(pool.tasks.size(), kNamed); ++i) {
+    names += (i == 0 ? "" : ", ") + pool.tasks[i].name;
+  }
+  if (pool.tasks.size() > kNamed) names += ", ...";
+  return InvalidArgument("pool '" + pool.name + "' answers for " +
+                         std::to_string(pool.tasks.size()) + " tasks (" + names +
+                         "): --force deletes it with them");
+}
+
 Result<PoolAddRequest> ParsePoolAdd(const Job& job) {
   PoolAddRequest request;
   STOCKPOT_ASSIGN_OR_RETURN(request.pool, Argument(job, "pool"));

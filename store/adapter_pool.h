@@ -22,9 +22,9 @@
 //   6. apart in place of the member that was asked for least (PoolConfig::evict)
 //   7. ResourceExhausted, with the numbers
 // Quality: exp(own loss - loss) on the task's probe texts, measured as the endpoint computes. Where
-// a task has no texts, or the process has no endpoint, similarity alone decides (2 but not 4), and of
-// 5 the share of energy that stays; the event says so. Texts for a base that is not the one that is
-// served fail the job.
+// a task has no texts, or the process has no endpoint, similarity alone decides (2 but not 4), and
+// of 5 the share of energy that stays; the event says so. Texts for a base that is not the one that
+// is served fail the job.
 #pragma once
 
 #include <cstdint>
@@ -90,6 +90,10 @@ struct PoolAddRequest {
 Job MakePoolAddJob(const PoolAddRequest& request);
 Job MakePoolRemoveJob(const std::string& pool, const std::string& task);
 Job MakePoolEvictJob(const std::string& pool);
+// With `force` also a pool that has tasks, which then answer no more.
+Job MakePoolDeleteJob(const std::string& pool, bool force);
+// InvalidArgument: it has tasks and `force` is not set.
+Status MayDeletePool(const PoolRecord& pool, bool force);
 Result<PoolAddRequest> ParsePoolAdd(const Job& job);
 
 }  // namespace stockpot

@@ -85,7 +85,7 @@ struct DraftChange {
 };
 
 struct PoolChange {
-  PoolRecord pool;
+  PoolRecord pool;       // of version 0: there is none from now on; it has no tasks then
   int64_t expected = 0;  // the version that it takes the place of; 0: there is no such pool
 };
 

@@ -228,7 +228,10 @@ Result<PreparedCommit> PrepareCommit(Commit commit, const LoadManifest& load) {
   for (const PoolChange& change : c.pools) {
     STOCKPOT_RETURN_IF_ERROR(
         CheckPool(change.pool).WithContext("pool '" + change.pool.name.substr(0, 128) + "'"));
-    if (change.pool.version <= change.expected) return InvalidArgument("a pool's version grows");
+    const bool goes = change.pool.version == 0 && change.expected > 0;
+    if (!goes && change.pool.version <= change.expected) {
+      return InvalidArgument("a pool's version grows");
+    }
   }
   for (const GateChange& gate : c.gates) STOCKPOT_RETURN_IF_ERROR(CheckGate(gate.config));
   for (const Event& event : c.events) {

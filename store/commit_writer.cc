@@ -298,6 +298,9 @@ Status CommitWriter::CheckPools(const Commit& commit) const {
       return AlreadyExists("pool '" + pool.name + "' " +
                            (change.expected == 0 ? "exists" : "changed meanwhile"));
     }
+    if (pool.version == 0 && !(pool.tasks.empty() && pool.members.empty())) {
+      return InvalidArgument("pool '" + pool.name + "' has tasks: it cannot go");
+    }
     STOCKPOT_ASSIGN_OR_RETURN(const ArtifactKind base, KindOf(pool.config.base));
     if (base != ArtifactKind::kBase) {
       return InvalidArgument("pool '" + pool.name + "': its base is none");
@@ -489,8 +492,12 @@ void CommitWriter::WriteRecords(const Commit& commit) {
     batch_.Put(Column::kRecords, keys::Named(keys::kGates, gate.run), EncodeGate(gate.config));
   }
   for (const PoolChange& change : commit.pools) {
-    batch_.Put(Column::kRecords, keys::Named(keys::kPools, change.pool.name),
-               EncodePool(change.pool));
+    const std::string key = keys::Named(keys::kPools, change.pool.name);
+    if (change.pool.version == 0) {
+      batch_.Delete(Column::kRecords, key);
+    } else {
+      batch_.Put(Column::kRecords, key, EncodePool(change.pool));
+    }
   }
   const auto write_texts = [this](std::string_view column, const ProbeSet& texts) {
     const std::string key = keys::Named(column, texts.run);

@@ -43,8 +43,8 @@
 //              loss (nats a token), job
 //   "compress" history was compressed.     subject: run. fields: run, artifacts, chunks,
 //              chunk_bytes, stored_bytes, whole_chunks
-//   "pool"     a pool was made or changed (store/adapter_pool.h). subject: it. fields: pool, op,
-//              outcome, tasks, member, own, bytes, budget_bytes, job; what was measured: nearest,
+//   "pool"     a pool was made, changed or deleted (store/adapter_pool.h). subject: it. fields: pool,
+//              op, outcome, tasks, member, own, bytes, budget_bytes, job; what was measured: nearest,
 //              similarity, threshold, rank, kept_energy, kept_energy_min, quality (a line a task:
 //              its name, before, after), unmeasured (tasks), was (a member that left), evicted
 //              (tasks), path (what was tried before)

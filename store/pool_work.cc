@@ -53,6 +53,10 @@ Result<std::optional<PoolWork::Refusal>> PoolWork::Do(const Job& job, Job finish
   const ChunkGuard guard = parts_.store.GuardChunks();
   if (op == "add") return Add(job, std::move(finished), progress);
   if (op == "remove" || op == "evict") return Remove(job, std::move(finished));
+  if (op == "delete") {
+    STOCKPOT_RETURN_IF_ERROR(DeletePool(job, std::move(finished), progress));
+    return std::optional<Refusal>();
+  }
   return InvalidArgument("job " + job.key + ": unknown operation '" + op + "'");
 }
 
@@ -158,6 +162,46 @@ Result<std::optional<PoolWork::Refusal>> PoolWork::Remove(const Job& job, Job fi
   STOCKPOT_RETURN_IF_ERROR(Apply(before, std::move(change), std::move(finished),
                                  {{"op", job.args.at("op")}, {"tasks", tasks}}));
   return std::optional<Refusal>();
+}
+
+// First the routes go and the members leave, then what they took, and the record last: killed in
+// between, the job goes on with what is left.
+Status PoolWork::DeletePool(const Job& job, Job finished, const ProgressFunction& progress) {
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string name, Argument(job, "pool"));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::string force, Argument(job, "force"));
+  STOCKPOT_ASSIGN_OR_RETURN(PoolRecord pool, parts_.store.GetPool(name));
+  STOCKPOT_RETURN_IF_ERROR(MayDeletePool(pool, force == "true"));
+  std::string tasks;
+  for (const PoolTask& task : pool.tasks) tasks += (tasks.empty() ? "" : ",") + task.name;
+  if (!pool.tasks.empty()) {
+    PoolRecord emptied = pool;
+    emptied.tasks.clear();
+    for (const PoolMember& member : pool.members) LeaveMember(parts_.store, emptied, member);
+    ++emptied.version;
+    Commit commit;
+    MoveRoutes(pool, emptied, commit);
+    commit.pools.push_back({std::move(emptied), pool.version});
+    STOCKPOT_RETURN_IF_ERROR(parts_.store.Apply(std::move(commit)).status());
+    STOCKPOT_RETURN_IF_ERROR(Settle(name, progress));
+    STOCKPOT_ASSIGN_OR_RETURN(pool, parts_.store.GetPool(name));
+  }
+  for (const PoolLeaving& gone : pool.leaving) {
+    if (Delete(gone.artifact)) continue;  // it goes with the next collection of garbage
+    return Unavailable("adapter " + gone.artifact.ShortHex() + " of pool '" + name +
+                       "' cannot be deleted yet: " + uncollected_);
+  }
+  Commit commit;
+  commit.events.push_back({.type = "pool",
+                           .subject = name,
+                           .fields = {{"op", "delete"},
+                                      {"pool", name},
+                                      {"outcome", "deleted"},
+                                      {"tasks", tasks},
+                                      {"job", finished.key}}});
+  commit.jobs.push_back(std::move(finished));
+  const int64_t version = std::exchange(pool.version, 0);
+  commit.pools.push_back({.pool = std::move(pool), .expected = version});
+  return parts_.store.Apply(std::move(commit)).status();
 }
 
 Status PoolWork::Apply(const PoolRecord& before, Change change, Job finished, Fields fields) {

@@ -75,6 +75,7 @@ class PoolWork {
   Result<std::optional<Refusal>> Add(const Job& job, Job finished,
                                      const ProgressFunction& progress);
   Result<std::optional<Refusal>> Remove(const Job& job, Job finished);
+  Status DeletePool(const Job& job, Job finished, const ProgressFunction& progress);
   Tried Decide(Incoming& incoming, Fields& fields, const ProgressFunction& progress);
   Tried Merge(Incoming& incoming, Fields& fields, const ProgressFunction& progress);
   Tried Shrink(Incoming& incoming, Fields& fields, const ProgressFunction& progress);

@@ -454,12 +454,13 @@ Result<rpc::ProbeSet> Client::SetCalibration(const std::string& run,
 }
 
 Result<rpc::ProbeSet> Client::Calibration(const std::string& run) {
-  return Call<rpc::ProbeSet>(
-      "calibration", [&](Connection& c, auto& out) { c.lineage->calibration(out, run); });
+  return Call<rpc::ProbeSet>("calibration",
+                             [&](Connection& c, auto& out) { c.lineage->calibration(out, run); });
 }
 
 Result<rpc::ProbeSet> Client::Probe(const std::string& run) {
-  return Call<rpc::ProbeSet>("probe", [&](Connection& c, auto& out) { c.lineage->probe(out, run); });
+  return Call<rpc::ProbeSet>("probe",
+                             [&](Connection& c, auto& out) { c.lineage->probe(out, run); });
 }
 
 Result<rpc::Gate> Client::SetGate(const std::string& run, const rpc::Gate& gate) {
@@ -524,7 +525,8 @@ Result<rpc::Job> Client::PublishForced(const std::string& id, const std::string&
 }
 
 Result<rpc::Job> Client::Compress(const std::string& id) {
-  return Call<rpc::Job>("compress", [&](Connection& c, auto& out) { c.control->compress(out, id); });
+  return Call<rpc::Job>("compress",
+                        [&](Connection& c, auto& out) { c.control->compress(out, id); });
 }
 
 Result<rpc::Pool> Client::CreatePool(const std::string& name, const std::string& base,
@@ -553,6 +555,11 @@ Result<rpc::Job> Client::RemoveFromPool(const std::string& pool, const std::stri
 
 Result<rpc::Job> Client::EvictFromPool(const std::string& pool) {
   return Call<rpc::Job>("evict", [&](Connection& c, auto& out) { c.pool->evict(out, pool); });
+}
+
+Result<rpc::Job> Client::DeletePool(const std::string& pool, bool force) {
+  return Call<rpc::Job>("delete_pool",
+                        [&](Connection& c, auto& out) { c.pool->delete_pool(out, pool, force); });
 }
 
 Result<rpc::Job> Client::Score(const std::string& id) {

@@ -145,12 +145,13 @@ class Client {
   Result<rpc::Job> AddToPool(const rpc::PoolAdd& request);
   Result<rpc::Job> RemoveFromPool(const std::string& pool, const std::string& task);
   Result<rpc::Job> EvictFromPool(const std::string& pool);
+  Result<rpc::Job> DeletePool(const std::string& pool, bool force);
 
   // --- control ---
   struct MergeRequest {
     std::vector<std::string> ids;  // checkpoints and merges; with `last` one run or checkpoint
-    std::string run;    // empty: the first parent's
-    int64_t step = -1;  // -1: the newest parent's
+    std::string run;               // empty: the first parent's
+    int64_t step = -1;             // -1: the newest parent's
     double energy = 0.95;
     int64_t rank = 0;
     bool force = false;
@@ -159,13 +160,12 @@ class Client {
   Result<rpc::Job> Merge(const MergeRequest& request);
   // `codec`: "bitdelta", "dense", "auto" or "sparse", empty: the run's; `name`: empty for the
   // default routes.
-  Result<rpc::Job> Publish(const std::string& id, const std::string& codec,
-                           const std::string& name, const rpc::PublishOptions& options = {});
+  Result<rpc::Job> Publish(const std::string& id, const std::string& codec, const std::string& name,
+                           const rpc::PublishOptions& options = {});
   // Over the gate's limits too; `why` must not be empty.
   Result<rpc::Job> PublishForced(const std::string& id, const std::string& codec,
                                  const std::string& name, const std::string& why,
-                                 const std::string& by,
-                                 const rpc::PublishOptions& options = {});
+                                 const std::string& by, const rpc::PublishOptions& options = {});
   // `id`: a run, or one checkpoint or state.
   Result<rpc::Job> Compress(const std::string& id);
   // Held-out loss on the run's probe texts.

@@ -129,6 +129,15 @@ class PoolHandler : public rpc::PoolServiceIf {
     });
   }
 
+  void delete_pool(rpc::Job& reply, const std::string& name, bool force) override {
+    Answer([&]() -> Status {
+      STOCKPOT_RETURN_IF_ERROR(CheckLength(name, "the pool's name"));
+      STOCKPOT_ASSIGN_OR_RETURN(const PoolRecord pool, store_.GetPool(name));
+      STOCKPOT_RETURN_IF_ERROR(MayDeletePool(pool, force));
+      return Submit(reply, MakePoolDeleteJob(name, force));
+    });
+  }
+
  private:
   Status Submit(rpc::Job& reply, Job job) {
     STOCKPOT_ASSIGN_OR_RETURN(const Job queued, pipeline_.Submit(std::move(job)));

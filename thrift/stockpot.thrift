@@ -606,4 +606,6 @@ service PoolService {
   Job remove(1: string pool, 2: string task) throws (1: Error error)
   // The member with the fewest requests of the last window, with all of its tasks.
   Job evict(1: string pool) throws (1: Error error)
+  // With the adapters that are the pool's alone. INVALID_ARGUMENT: it has tasks, and no force.
+  Job delete_pool(1: string pool, 2: bool force) throws (1: Error error)
 }

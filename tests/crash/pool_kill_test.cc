@@ -1,8 +1,8 @@
-// A pool of adapters under random adds, requests, removals and evictions, killed at random moments
-// and at the named places of commits and collections. Each child first checks what the ones before
-// it left: no pool over its budget (by a walk over the manifests), every task with its route to an
-// adapter that can be read, no adapter that came for a pool and is in none; and after each refused
-// add that the pool is what it was.
+// A pool of adapters under random adds, requests, removals, evictions and deletions, killed at
+// random moments and at the named places of commits and collections. Each child first checks what
+// the ones before it left: no pool over its budget (by a walk over the manifests), every task with
+// its route to an adapter that can be read, no adapter that came for a pool and is in none; and
+// after each refused add that the pool is what it was.
 //
 // STOCKPOT_SEED and STOCKPOT_CRASH_CYCLES change seed and length.
 #include <fcntl.h>
@@ -100,9 +100,13 @@ class Life {
   }
 
   Status Step() {
+    STOCKPOT_RETURN_IF_ERROR(Prepare());  // what was deleted comes again
     const std::string name = random_() % 2 == 0 ? "tight" : "wide";
     STOCKPOT_ASSIGN_OR_RETURN(const PoolRecord before, store_->GetPool(name));
     const uint64_t draw = random_() % 10;
+    if (random_() % 40 == 0) {
+      return Do(MakePoolDeleteJob(name, random_() % 2 == 0 || before.tasks.empty()), before);
+    }
     if (draw == 0) return Do(MakePoolEvictJob(name), before);
     if (draw == 1 && !before.tasks.empty()) {
       return Do(MakePoolRemoveJob(name, before.tasks[random_() % before.tasks.size()].name),

@@ -162,6 +162,27 @@ def test_the_least_requested_goes(daemon: Daemon, base_folder: Path, tmp_path: P
         "model": f"{pool}/a", "prompt": TOKENS, "max_tokens": 1})[0] == 404
 
 
+def test_a_pool_is_deleted(daemon: Daemon, base_folder: Path, tmp_path: Path, pool: str) -> None:
+    adapter = make_adapter(base_folder, tmp_path / "adapter", 7)
+    daemon.cli("pool", "create", pool, "--base", "tiny", "--bytes", 400_000)
+    daemon.cli("pool", "add", pool, "mail", adapter)
+    endpoint.wait_model(daemon.url, f"{pool}/mail")
+    [member] = members(daemon, pool).values()
+    done = daemon.cli("pool", "delete", pool, check=False)
+    assert done.returncode == 1 and "mail" in done.stderr and "--force" in done.stderr, done.stderr
+    assert endpoint.prompt_logprobs(daemon.url, f"{pool}/mail", TOKENS)
+    done = daemon.cli("pool", "delete", pool, "--force", "--json")
+    assert json.loads(done.stdout) == {"pool": pool, "state": "deleted"}
+    endpoint.wait_gone(daemon.url, f"{pool}/mail")
+    assert endpoint.request(f"{daemon.url}/v1/completions", {
+        "model": f"{pool}/mail", "prompt": TOKENS, "max_tokens": 1})[0] == 404
+    assert daemon.cli("show", member, check=False).returncode == 1, "its bytes are still there"
+    for command in (["show", pool], ["delete", pool, "--force"]):
+        done = daemon.cli("pool", *command, check=False)
+        assert done.returncode == 1 and f"no pool '{pool}'" in done.stderr, done.stderr
+    assert pool not in daemon.cli("pool", "list").stdout
+
+
 def test_names_of_a_pool_are_its_own(daemon: Daemon, base_folder: Path, tmp_path: Path, pool: str
                                      ) -> None:
     adapter = make_adapter(base_folder, tmp_path / "adapter", 5)

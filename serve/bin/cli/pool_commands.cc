@@ -1,5 +1,5 @@
-// Pools of LoRA adapters under a budget: pool create, add, list, show, remove, evict, export,
-// import.
+// Pools of LoRA adapters under a budget: pool create, add, list, show, remove, evict, delete,
+// export, import.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -29,6 +29,7 @@ struct PoolOptions {
   double threshold = 0;
   const CLI::Option* threshold_option = nullptr;
   bool no_evict = false;
+  bool force = false;
   bool no_wait = false;
 };
 
@@ -207,6 +208,19 @@ Status Evict(const Globals& globals, const PoolOptions& options) {
   return Finish(*client, globals, options, std::move(job));
 }
 
+Status Delete(const Globals& globals, const PoolOptions& options) {
+  STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
+  STOCKPOT_ASSIGN_OR_RETURN(rpc::Job job, client->DeletePool(options.pool, options.force));
+  if (options.no_wait) return FinishJob(*client, globals, std::move(job), false);
+  STOCKPOT_RETURN_IF_ERROR(WaitForJob(*client, std::move(job), globals.quiet).status());
+  if (globals.json) {
+    PrintJson({{"pool", options.pool}, {"state", "deleted"}});
+  } else {
+    std::printf("%s: deleted\n", Printable(options.pool).c_str());
+  }
+  return OkStatus();
+}
+
 Status Export(const Globals& globals, const PoolOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
   STOCKPOT_ASSIGN_OR_RETURN(const rpc::Pool pool, client->GetPool(options.pool));
@@ -305,6 +319,10 @@ void AddPoolCommands(Registry& registry) {
   removing->add_flag("--no-wait", options->no_wait, "Only queue the job");
   CLI::App* evicting = add_named("evict", "Put the adapter out that is asked for least", Evict);
   evicting->add_flag("--no-wait", options->no_wait, "Only queue the job");
+  CLI::App* deleting =
+      add_named("delete", "Delete a pool and the adapters that are its alone, for good", Delete);
+  deleting->add_flag("--force", options->force, "Also one that answers for tasks");
+  deleting->add_flag("--no-wait", options->no_wait, "Only queue the job");
   add_named("export", "Write its adapters and the map of tasks into a folder", Export)
       ->add_option("DIR", options->folder, "Where; must not exist yet")
       ->required();

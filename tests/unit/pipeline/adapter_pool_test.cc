@@ -64,7 +64,9 @@ class AdapterPool : public ::testing::Test {
     EXPECT_OK(pipeline_->Submit(std::move(job)));
     EXPECT_TRUE(pipeline_->WaitIdle(kIdleMs));
     // The runner cleans after the outcome is there: an empty commit's turn says it is idle.
-    for (int i = 0; i < 500 && !store_->GetPool("p")->leaving.empty(); ++i) {
+    for (int i = 0; i < 500; ++i) {
+      const Result<PoolRecord> pool = store_->GetPool("p");
+      if (!pool.ok() || pool->leaving.empty()) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     EXPECT_OK(CheckPools(*store_));
@@ -260,6 +262,49 @@ TEST_F(AdapterPool, RemoveAndEvict) {
   EXPECT_EQ(Run(MakePoolEvictJob("p")).state, JobState::kFailed);
   EXPECT_FALSE(store_->HasArtifact(a));
   EXPECT_EQ(Add("a", Adapter(1, 1)).state, JobState::kDone) << "it may come again";
+}
+
+TEST_F(AdapterPool, IsDeletedWithWhatIsItsAlone) {
+  Create(6);
+  Start(FakeScore(0));
+  const Digest a = Adapter(1, 1), b = Adapter(2, 2);
+  Add("a", a);
+  Run(MakePoolAddJob({.pool = "p", .tasks = {"b"}, .artifact = b}));
+  const PoolRecord before = Pool();
+  const Job refused = Run(MakePoolDeleteJob("p", false));
+  EXPECT_EQ(refused.state, JobState::kFailed);
+  EXPECT_NE(refused.error.find("2 tasks (a, b): --force"), std::string::npos) << refused.error;
+  EXPECT_EQ(Pool(), before);
+
+  EXPECT_EQ(Run(MakePoolDeleteJob("p", true)).state, JobState::kDone);
+  EXPECT_EQ(store_->GetPool("p").status().code(), StatusCode::kNotFound);
+  EXPECT_TRUE(store_->ListPools().empty());
+  EXPECT_FALSE(store_->GetRoute("p/a") || store_->GetRoute("p/b"));
+  EXPECT_FALSE(store_->HasArtifact(a)) << "it came for the pool alone";
+  EXPECT_TRUE(store_->HasArtifact(b) && !store_->GetTombstone(b)) << "it did not";
+  EXPECT_EQ(LastPoolEvent().fields.at("tasks"), "a,b");
+  EXPECT_EQ(Run(MakePoolDeleteJob("p", true)).state, JobState::kFailed) << "there is none";
+
+  Create(6);  // by the same name, and empty
+  EXPECT_TRUE(Pool().tasks.empty() && Pool().similarities.empty());
+  EXPECT_EQ(Add("a", Adapter(1, 1)).state, JobState::kDone);
+  EXPECT_EQ(store_->GetRoute("p/a")->variant, a);
+  Run(MakePoolRemoveJob("p", "a"));
+  EXPECT_EQ(Run(MakePoolDeleteJob("p", false)).state, JobState::kDone) << "an empty one";
+  EXPECT_EQ(store_->GetPool("p").status().code(), StatusCode::kNotFound);
+}
+
+// What a commit alone says: routes would be left without a pool.
+TEST_F(AdapterPool, WithTasksDoesNotGoInACommit) {
+  Create(6);
+  Start(FakeScore(0));
+  Add("a", Adapter(1, 1));
+  PoolRecord pool = Pool();
+  const int64_t version = std::exchange(pool.version, 0);
+  Commit commit;
+  commit.pools.push_back({.pool = pool, .expected = version});
+  EXPECT_EQ(store_->Apply(std::move(commit)).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_OK(store_->GetPool("p"));
 }
 
 TEST_F(AdapterPool, RecordsAreChecked) {
