@@ -45,6 +45,24 @@ JOB_POLL_S = 0.2
 T = TypeVar("T")
 
 
+def publish_options(*, alpha: str = "", planes: int = 0, residual_rank: int = 0,
+                    max_bytes: int = 0, max_share: float = 0.0,
+                    max_error: float = -1.0) -> PublishOptions:
+    """How a publish stores its tensors.
+
+    Args:
+        alpha: bitdelta, auto: how scales are found: "mean", "closed-form", "distilled" or "auto";
+            empty: as the run says.
+        planes: bitdelta: sign planes of a matrix; auto: at most. 0: 1, or 4.
+        residual_rank: likewise, of the low-rank residual beside them; 0: none.
+        max_bytes: auto: of the variant, tensors and files; 0: no limit.
+        max_share: auto: likewise, as a share of the full model's bytes, in (0, 1].
+        max_error: auto: lost share of the squared update, in [0, 1]; negative: no limit.
+    """
+    return PublishOptions(alpha, planes=planes, residual_rank=residual_rank, max_bytes=max_bytes,
+                          max_share=max_share, max_error=max_error)
+
+
 class Client:
     """What training loops and loaders call; `lineage` and `control` hold what people call."""
 
@@ -233,9 +251,7 @@ class Control:
         options = MergeOptions(method, list(weights), spectral, last)
         return self._call(lambda c: c.merge(list(ids), run, step, energy, rank, force, options))
 
-    def publish(self, id: str, *, codec: str = "bitdelta", name: str = "", alpha: str = "",
-                planes: int = 0, residual_rank: int = 0, max_bytes: int = 0,
-                max_share: float = 0.0, max_error: float = -1.0) -> Job:
+    def publish(self, id: str, *, codec: str = "bitdelta", name: str = "", **options: Any) -> Job:
         """Queues a publish.
 
         Args:
@@ -243,25 +259,16 @@ class Control:
             codec: "bitdelta", "dense", "auto" or "sparse"; empty: the run's, and its options but
                 for those given here.
             name: of the route; empty: the default routes.
-            alpha: bitdelta, auto: how scales are found: "mean", "closed-form", "distilled" or
-                "auto"; empty: as the run says.
-            planes: bitdelta: sign planes of a matrix; auto: at most. 0: 1, or 4.
-            residual_rank: likewise, of the low-rank residual beside them; 0: none.
-            max_bytes: auto: of the variant, tensors and files; 0: no limit.
-            max_share: auto: likewise, as a share of the full model's bytes, in (0, 1].
-            max_error: auto: lost share of the squared update, in [0, 1]; negative: no limit.
+            options: those of publish_options.
         """
-        options = PublishOptions(alpha, planes=planes, residual_rank=residual_rank,
-                                 max_bytes=max_bytes, max_share=max_share, max_error=max_error)
-        return self._call(lambda c: c.publish(id, codec, name, options))
+        how = publish_options(**options)
+        return self._call(lambda c: c.publish(id, codec, name, how))
 
     def publish_forced(self, id: str, *, why: str, by: str, codec: str = "bitdelta",
-                       name: str = "", alpha: str = "", planes: int = 0, residual_rank: int = 0,
-                       max_bytes: int = 0, max_share: float = 0.0, max_error: float = -1.0) -> Job:
+                       name: str = "", **options: Any) -> Job:
         """Queues a publish that the run's gate measures and does not stop; `why` is recorded."""
-        options = PublishOptions(alpha, planes=planes, residual_rank=residual_rank,
-                                 max_bytes=max_bytes, max_share=max_share, max_error=max_error)
-        return self._call(lambda c: c.publish_forced(id, codec, name, why, by, options))
+        how = publish_options(**options)
+        return self._call(lambda c: c.publish_forced(id, codec, name, why, by, how))
 
     def score(self, id: str) -> Job:
         """Queues the measuring of the held-out loss on the run's texts."""
