@@ -33,8 +33,8 @@ PublishFlags AddPublishFlags(CLI::App& command, const std::string& prefix, const
       command
           .add_option("--" + prefix + "alpha", options.alpha,
                       whose + "bitdelta, auto: scales of the rows: mean, or on the run's "
-                              "calibration texts closed-form (auto: where it has such) or, in "
-                              "minutes, distilled")
+                              "calibration texts closed-form or, in minutes, distilled; auto: "
+                              "closed-form for bitdelta where it has such texts, else mean")
           ->check(CLI::IsMember({"mean", "closed-form", "distilled", "auto"}));
   flags.planes = command
                      .add_option("--" + prefix + "planes", options.planes,
