@@ -311,11 +311,11 @@ inline constexpr int64_t kColumnBlock = kIsPair<T> ? 2048 : 1024;  // a multiple
 inline constexpr int64_t kMaxPanelRows = 64;                       // rows of W
 inline constexpr int64_t kDecodePanelRows = 16;
 
-// A panel: rows [begin, end) of W, at most kMaxPanelRows, that lie in [begin, range_end).
+// A panel: rows [begin, end) of W, at most kMaxPanelRows.
 struct Panel {
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t range_end = 0;
+  OutputPath path;
   int64_t pass = 0;  // this tile of tokens is the pass-th of `passes` over the panel
   int64_t passes = 1;
 };
@@ -344,7 +344,8 @@ void DotPanel(const WeightMatrix& weight, const PlannedRow* rows, const Panel& p
       // The passes share the prefetch of the next panel; a single pass looks one tile ahead.
       const int64_t look = panel.passes == 1 ? args.height : panel_rows;
       const bool mine = (o / args.height) % panel.passes == panel.pass;
-      args.ahead = mine && o + look + args.height <= panel.range_end ? look * weight.stride : 0;
+      const int64_t then = mine ? panel.path.After(o, look, args.height) : -1;
+      args.ahead = then < 0 ? 0 : (then - o) * weight.stride;
       if (tall) {
         DotTile<T, kTokens == 1 ? 8 : 4, kTokens>(args);
       } else {
@@ -355,17 +356,15 @@ void DotPanel(const WeightMatrix& weight, const PlannedRow* rows, const Panel& p
   } while (begin < weight.cols);
 }
 
-// Outputs [begin, end) of `rows`, which all read `weight`. Overwrites y. `range_end`: where the
-// outputs of this thread end; what comes before is worth fetching.
+// Outputs [begin, end) of `rows`, which all read `weight`. Overwrites y.
 template <class T>
 void DotRows(const WeightMatrix& weight, const PlannedRow* rows, int64_t count, int64_t begin,
-             int64_t end, int64_t range_end) {
+             int64_t end, const OutputPath& path) {
   // Tiles of nearly equal height: 14 tokens are 5 + 5 + 4, not 6 + 6 + 2.
   const int64_t tiles = (count + kMaxTokens - 1) / kMaxTokens;
   const int64_t panel_rows = tiles > 4 ? kMaxPanelRows : kDecodePanelRows;
   for (int64_t o = begin; o < end; o += panel_rows) {
-    Panel panel{
-        .begin = o, .end = std::min(o + panel_rows, end), .range_end = range_end, .passes = tiles};
+    Panel panel{.begin = o, .end = std::min(o + panel_rows, end), .path = path, .passes = tiles};
     for (int64_t t = 0; t < count; ++panel.pass) {
       const int64_t tokens = (count - t + tiles - panel.pass - 1) / (tiles - panel.pass);
       switch (tokens) {

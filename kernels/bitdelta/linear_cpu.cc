@@ -73,7 +73,9 @@ inline constexpr int64_t kWalkBlocks = 4;
 void DotBlocks(const OutputRange& range, int64_t begin, int64_t end) {
   const int64_t first = begin * kSignBlockRows;
   const int64_t last = std::min(range.d_out, end * kSignBlockRows);
-  const int64_t range_end = std::min(range.d_out, range.end * kSignBlockRows);
+  const OutputPath path{.end = range.end * kSignBlockRows,
+                        .next = range.next < 0 ? -1 : range.next * kSignBlockRows,
+                        .d_out = range.d_out};
   const std::span<const PlannedRow> rows = range.rows;
   for (size_t i = 0; i < rows.size();) {
     const WeightMatrix& weight = *rows[i].weight;
@@ -83,10 +85,10 @@ void DotBlocks(const OutputRange& range, int64_t begin, int64_t end) {
     const auto multiply = [&](auto type) {
       using T = decltype(type);
       if (IsTiles(rows[i].order)) {
-        PanelRows<T>(weight, rows[i].folded_signs(), &rows[i], count, first, last, range_end,
+        PanelRows<T>(weight, rows[i].folded_signs(), &rows[i], count, first, last, path,
                      range.memory);
       } else {
-        DotRows<T>(weight, &rows[i], count, first, last, range_end);
+        DotRows<T>(weight, &rows[i], count, first, last, path);
       }
     };
 #if STOCKPOT_LINEAR_PAIRS
@@ -112,7 +114,10 @@ const uint32_t* WordsAfter(const OutputRange& range, size_t next_row,
     return rows[next_row].apart_signs()->block(0, begin);
   }
   const PackedSigns::Layout* first = rows[0].apart_signs();  // of the next row blocks
-  if (first != nullptr && end + kWalkBlocks <= range.end) return first->block(0, end);
+  const int64_t then = end < range.end ? end : range.next;
+  if (first != nullptr && then >= 0 && then + kWalkBlocks <= first->row_blocks) {
+    return first->block(0, then);
+  }
   return signs.block(p, begin);
 }
 
@@ -219,7 +224,7 @@ HWY_EXPORT(PartialMemoryFloats);
 // Limits, in bytes, elements and rows.
 constexpr int64_t kPassRows = 512;        // of the batch: 8 MiB of x at 4096 columns
 constexpr int64_t kTableBytes = 1 << 20;  // tables of a group of tokens: half of a common L2
-constexpr int64_t kRangeBytes = 1 << 20;  // of W handed to a thread at a time
+constexpr int64_t kRangeBytes = 1 << 19;  // of W handed to a thread at a time
 constexpr int64_t kRangesPerThread = 4;
 constexpr int64_t kTileBlocks = 4;               // row blocks that the 1-bit half takes together
 constexpr int64_t kPrepareElements = 16 * 1024;  // of x handed to a thread at a time
@@ -447,40 +452,59 @@ class Call {
     }
   }
 
+  // Every thread claims ranges of row blocks until none is left, one ahead of the one it is at, so
+  // that memory does not idle between two; near the end it claims none that another could take.
   void RunBlocks(RowRange tokens, bool first) {
     tokens_ = tokens;
     first_ = first;
-    threads_.ParallelFor(blocks_, BlockGrain(), [this](int64_t begin, int64_t end) {
+    grain_ = BlockGrain();
+    claimed_.store(0, std::memory_order_relaxed);
+    const int64_t ranges = (blocks_ + grain_ - 1) / grain_;
+    const int64_t threads = std::min<int64_t>(threads_.size(), ranges);
+    threads_.ParallelFor(threads, 1, [this](int64_t begin, int64_t end) {
       const int64_t slot = scratch_.panels.Take();
-      for (size_t i = 0; i < args_.outputs.size() && begin < end; ++i) {
-        const int64_t blocks = RoundUp(args_.outputs[i].base.rows, kSignBlockRows) / kSignBlockRows;
-        if (begin < blocks) {
-          RunOutput(static_cast<int64_t>(i), begin, std::min(end, blocks),
-                    scratch_.panels.at(slot));
-        }
-        begin = std::max<int64_t>(0, begin - blocks);
-        end -= blocks;
-      }
+      for (; begin < end; ++begin) RunRanges(scratch_.panels.at(slot));
       scratch_.panels.Return(slot);
     });
   }
 
-  // Row blocks [begin, end) of one weight.
-  void RunOutput(int64_t i, int64_t begin, int64_t end, const PanelMemory& memory) const {
-    const std::span<const PlannedRow> rows = RowsOf(i);
-    HWY_DYNAMIC_DISPATCH(WalkRange)
-    ({.rows = rows,
-      .apart = rows.subspan(tokens_.begin, tokens_.end - tokens_.begin),
-      .dense_half = first_,
-      .with_bias = tokens_.end == apart_.end,
-      .d_out = args_.outputs[i].base.rows,
-      .begin = begin,
-      .end = end,
-      .memory = memory});
+  int64_t Claim() { return claimed_.fetch_add(grain_, std::memory_order_relaxed); }
+
+  void RunRanges(const PanelMemory& memory) {
+    int64_t begin = Claim();
+    while (begin < blocks_) {
+      const bool plenty = begin + 2 * grain_ * threads_.size() < blocks_;
+      const int64_t next = plenty ? Claim() : -1;
+      RunRange(begin, std::min(begin + grain_, blocks_), next, memory);
+      begin = plenty ? next : Claim();
+    }
   }
 
-  // Row blocks a range: as much of W as stays in the L2 cache, in whole tiles of the 1-bit half,
-  // and several ranges a thread where the layer is large enough.
+  // Row blocks [begin, end) of all weights; `next`: where this thread goes on, or -1.
+  void RunRange(int64_t begin, int64_t end, int64_t next, const PanelMemory& memory) const {
+    int64_t first = 0;  // row block of a weight
+    for (size_t i = 0; i < args_.outputs.size() && first < end; ++i) {
+      const int64_t d_out = args_.outputs[i].base.rows;
+      const int64_t last = first + RoundUp(d_out, kSignBlockRows) / kSignBlockRows;
+      if (begin < last && first < last) {
+        const std::span<const PlannedRow> rows = RowsOf(static_cast<int64_t>(i));
+        HWY_DYNAMIC_DISPATCH(WalkRange)
+        ({.rows = rows,
+          .apart = rows.subspan(tokens_.begin, tokens_.end - tokens_.begin),
+          .dense_half = first_,
+          .with_bias = tokens_.end == apart_.end,
+          .d_out = d_out,
+          .begin = std::max(begin, first) - first,
+          .end = std::min(end, last) - first,
+          .next = next < last ? std::max<int64_t>(-1, next - first) : -1,
+          .memory = memory});
+      }
+      first = last;
+    }
+  }
+
+  // Row blocks a range: whole tiles of the 1-bit half, half a megabyte of W, and several ranges a
+  // thread where the layer is large enough.
   int64_t BlockGrain() const {
     const int64_t element = DTypeSize(args_.outputs[0].base.dtype);
     const int64_t block_bytes = std::max<int64_t>(1, kSignBlockRows * d_in_ * element);
@@ -510,6 +534,8 @@ class Call {
   float* widened_ = nullptr;
   float* tables_ = nullptr;
   bool first_ = false;
+  int64_t grain_ = 1;  // row blocks of a range
+  std::atomic<int64_t> claimed_ = 0;
 };
 
 }  // namespace

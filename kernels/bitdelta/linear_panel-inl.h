@@ -334,10 +334,10 @@ void AnySlabTile(int64_t tokens, const Slab& slab, const TilesWork& work, Weight
 }
 
 // Outputs [begin, end) of `rows`, which all read `weight` with the same signs folded in (or none)
-// and whose x lies in tiles. `begin` is a multiple of 16. Overwrites y. `range_end` as in DotRows.
+// and whose x lies in tiles. `begin` is a multiple of 16. Overwrites y.
 template <class T>
 void PanelRows(const WeightMatrix& weight, const PackedSigns::Layout* signs, const PlannedRow* rows,
-               int64_t count, int64_t begin, int64_t end, int64_t range_end,
+               int64_t count, int64_t begin, int64_t end, const OutputPath& path,
                const PanelMemory& memory) {
   constexpr int64_t kSlabColumns = kSlabVectors * kVectorColumns<T>;
   constexpr int64_t kBlockColumns = kBlockVectors * kVectorColumns<T>;
@@ -346,11 +346,9 @@ void PanelRows(const WeightMatrix& weight, const PackedSigns::Layout* signs, con
   const bool one_slab = weight.cols <= kSlabColumns;
   const int64_t calls = tiles * ((weight.cols + kBlockColumns - 1) / kBlockColumns);
   for (int64_t o = begin; o < end; o += kPanelRows) {
-    const int64_t next = o + kPanelRows;
+    const int64_t next = path.After(o, kPanelRows, 1);
     WeightAhead ahead;  // the next panel
-    if (next < range_end) {
-      ahead = WeightAhead(weight, next, std::min(next + kPanelRows, range_end));
-    }
+    if (next >= 0) ahead = WeightAhead(weight, next, std::min(next + kPanelRows, weight.rows));
     const int64_t lines = (ahead.lines() + calls - 1) / calls;
     int64_t c0 = 0;
     do {

@@ -57,6 +57,21 @@ struct RowRange {
   int64_t end = 0;
 };
 
+// Where a thread goes in a weight: through the outputs up to `end`, then on from `next`. What lies
+// there is fetched in time.
+struct OutputPath {
+  int64_t end = 0;
+  int64_t next = -1;  // -1: nowhere that is known
+  int64_t d_out = 0;
+
+  // The output that comes `steps` after o, if `count` outputs from it on exist; else -1.
+  int64_t After(int64_t o, int64_t steps, int64_t count) const {
+    int64_t then = o + steps;
+    if (then >= end) then = next < 0 ? d_out : next + (then - end);
+    return then + count <= d_out ? then : -1;
+  }
+};
+
 // Lines of a weight that will be read soon: what computes fetches them into the L2 cache meanwhile,
 // so that memory does not idle. An empty one fetches nothing.
 class WeightAhead {
@@ -107,6 +122,7 @@ struct OutputRange {
   int64_t d_out = 0;
   int64_t begin = 0;
   int64_t end = 0;
+  int64_t next = -1;  // row block where this thread goes on in the same weight; -1: unknown
   PanelMemory memory;
 };
 
