@@ -69,13 +69,17 @@ int64_t PartialMemoryFloats(int64_t d_in, int64_t tokens) { return PartialFloats
 // Row blocks walked at a time: the 1-bit half follows the dense half while both are in the cache.
 inline constexpr int64_t kWalkBlocks = 4;
 
+OutputPath PathOf(const OutputRange& range) {
+  return {.end = range.end * kSignBlockRows,
+          .next = range.next < 0 ? -1 : range.next * kSignBlockRows,
+          .d_out = range.d_out};
+}
+
 // The dense half of row blocks [begin, end) for all rows of the range.
 void DotBlocks(const OutputRange& range, int64_t begin, int64_t end) {
   const int64_t first = begin * kSignBlockRows;
   const int64_t last = std::min(range.d_out, end * kSignBlockRows);
-  const OutputPath path{.end = range.end * kSignBlockRows,
-                        .next = range.next < 0 ? -1 : range.next * kSignBlockRows,
-                        .d_out = range.d_out};
+  const OutputPath path = PathOf(range);
   const std::span<const PlannedRow> rows = range.rows;
   for (size_t i = 0; i < rows.size();) {
     const WeightMatrix& weight = *rows[i].weight;
@@ -121,16 +125,29 @@ const uint32_t* WordsAfter(const OutputRange& range, size_t next_row,
   return signs.block(p, begin);
 }
 
+// What the 1-bit half of row blocks [begin, end) fetches of the weight: the rows after those that
+// the dense half has fetched.
+WeightAhead AheadOfSigns(const OutputRange& range, int64_t begin, int64_t end) {
+  constexpr int64_t kRows = 8;
+  if (!range.dense_half) return {};
+  const int64_t fetched = range.rows.size() == 1 ? kRows : kDecodePanelRows;
+  const int64_t steps = (end - begin) * kSignBlockRows + fetched;
+  const int64_t then = PathOf(range).After(begin * kSignBlockRows, steps, kRows);
+  if (then < 0) return {};
+  return WeightAhead(*range.rows[0].weight, then, then + kRows);
+}
+
 // The 1-bit half of row blocks [begin, end).
 void SignBlocks(const OutputRange& range, int64_t begin, int64_t end) {
   const std::span<const PlannedRow> rows = range.apart;
+  WeightAhead ahead = AheadOfSigns(range, begin, end);
   for (size_t i = 0; i < rows.size();) {
     const PackedSigns::Layout* signs = rows[i].apart_signs();
     size_t j = i;
     while (j < rows.size() && rows[j].apart_signs() == signs) ++j;
     for (int64_t p = 0; signs != nullptr && p < signs->planes; ++p) {
       const uint32_t* then = WordsAfter(range, j, *signs, p, begin, end);
-      DeltaRows(&rows[i], static_cast<int64_t>(j - i), p, begin, end, then);
+      DeltaRows(&rows[i], static_cast<int64_t>(j - i), p, begin, end, then, ahead);
     }
     i = j;
   }

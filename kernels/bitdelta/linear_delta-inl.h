@@ -184,10 +184,11 @@ HWY_INLINE void AddScaled(FloatVec sum, const float* alpha, float* y, int64_t le
 }
 
 // Row blocks [block, block + kBlocks) for kTokens rows of the batch that share a variant. `next`:
-// the words that will be read after these, to prefetch; there must be as many.
+// the words that will be read after these, to prefetch; there must be as many. Of `ahead`, a line
+// is fetched with every word: the lookups take longer than the words' memory.
 template <int kBlocks, int kTokens>
 HWY_NOINLINE void DeltaBlocks(const PlannedRow* rows, int64_t plane, int64_t block,
-                              const uint32_t* next) {
+                              const uint32_t* next, WeightAhead& ahead) {
   constexpr int kVectors = kBlocks * kVectorsPerBlock;
   const PackedSigns::Layout& signs = *rows[0].signs;
   const hn::ScalableTag<uint32_t> d32;
@@ -202,6 +203,7 @@ HWY_NOINLINE void DeltaBlocks(const PlannedRow* rows, int64_t plane, int64_t blo
   tile.Clear();
   for (int64_t w = 0; w < signs.column_words; ++w) {
     WordVec loaded[kVectors];
+    ahead.Fetch(1);
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
       __builtin_prefetch(next + (w * kBlocks + b) * kSignBlockRows, 0, 2);  // into L2
@@ -229,24 +231,25 @@ inline constexpr int kSharedBlocks = HWY_MAX_BYTES >= 64 ? 2 : 1;
 // `then`: the words whose turn is next.
 template <int kBlocks, int kTokens>
 void DeltaRange(const PlannedRow* rows, int64_t plane, int64_t begin, int64_t end,
-                const uint32_t* then) {
+                const uint32_t* then, WeightAhead& ahead) {
   const PackedSigns::Layout& signs = *rows[0].signs;
   int64_t b = begin;
   for (; b + kBlocks <= end; b += kBlocks) {
     const bool more = b + 2 * kBlocks <= end;
-    DeltaBlocks<kBlocks, kTokens>(rows, plane, b, more ? signs.block(plane, b + kBlocks) : then);
+    DeltaBlocks<kBlocks, kTokens>(rows, plane, b, more ? signs.block(plane, b + kBlocks) : then,
+                                  ahead);
   }
-  for (; b < end; ++b) DeltaBlocks<1, kTokens>(rows, plane, b, then);
+  for (; b < end; ++b) DeltaBlocks<1, kTokens>(rows, plane, b, then, ahead);
 }
 
 // Row blocks [begin, end) of a plane for `count` rows of the batch, all of one variant.
 inline void DeltaRows(const PlannedRow* rows, int64_t count, int64_t plane, int64_t begin,
-                      int64_t end, const uint32_t* then) {
+                      int64_t end, const uint32_t* then, WeightAhead& ahead) {
   for (; count >= kSharedTokens; rows += kSharedTokens, count -= kSharedTokens) {
-    DeltaRange<kSharedBlocks, kSharedTokens>(rows, plane, begin, end, then);
+    DeltaRange<kSharedBlocks, kSharedTokens>(rows, plane, begin, end, then, ahead);
   }
   for (; count > 0; ++rows, --count) {
-    DeltaRange<kDeltaBlocks, 1>(rows, plane, begin, end, then);
+    DeltaRange<kDeltaBlocks, 1>(rows, plane, begin, end, then, ahead);
   }
 }
 
