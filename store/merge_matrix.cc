@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linalg_eigh.h>
 #include <ATen/ops/mm.h>
@@ -17,8 +16,6 @@
 #include <span>
 #include <vector>
 
-#include "kernels/svd/partial_eigen.h"
-
 namespace stockpot {
 namespace {
 
@@ -29,8 +26,8 @@ constexpr int64_t kLeastFloat32Side = 128;
 constexpr double kFloorMargin = 1e-6;
 // The gap at the cut, in shares of the largest eigenvalue, that float32's vectors need.
 constexpr double kLeastGap = 2e-5;
-constexpr int64_t kGramPanel = 192;
-constexpr int64_t kMirrorTile = 16;
+// Of a product that several threads share, one part's; a multiple of kProductBlock.
+constexpr int64_t kProductRows = 192;
 // Squares of a delta whose values are about 2^e leave float32 from about |e| = 60 on.
 constexpr int kMostExponent = 40;
 
@@ -130,27 +127,117 @@ Status BelowFloor(int64_t rank, int64_t full, double kept, double floor) {
                          NumberText(floor));
 }
 
-// The Gram matrix of the smaller side into `eigen`, in float32: the lower triangle in panels, then
-// its mirror image.
-void FillGram(const at::Tensor& delta, PartialEigen& eigen) {
-  const at::Tensor tall = delta.size(1) <= delta.size(0) ? delta : delta.t();
-  const int64_t n = tall.size(1), stride = eigen.stride();
-  float* g = eigen.matrix();
-  const at::Tensor gram = at::from_blob(g, {n, n}, {stride, 1}, at::kFloat);
-  for (int64_t begin = 0; begin < n; begin += kGramPanel) {
-    const int64_t rows = std::min(kGramPanel, n - begin);
-    at::Tensor panel = gram.narrow(0, begin, rows).narrow(1, 0, begin + rows);
-    at::mm_out(panel, tall.narrow(1, begin, rows).t(), tall.narrow(1, 0, begin + rows));
+// Of a product, in parts that have the same bits: one for all threads where LibTorch's are free.
+void MakeProduct(const ProductArgs& args, std::vector<ProductScratch>& scratch) {
+  const auto threads = static_cast<size_t>(at::in_parallel_region() ? 1 : at::get_num_threads());
+  if (scratch.size() < threads) scratch.resize(threads);
+  if (threads == 1) return DenseProduct(args, scratch[0]);
+  at::parallel_for(0, (args.rows + kProductRows - 1) / kProductRows, 1,
+                   [&](int64_t begin, int64_t end) {
+                     const int64_t row = begin * kProductRows;
+                     const int64_t column = args.upper ? row : 0;
+                     ProductArgs part = args;
+                     part.rows = std::min(end * kProductRows, args.rows) - row;
+                     part.cols -= column;
+                     part.a += row * args.a_row;
+                     part.b += column * args.b_column;
+                     part.c += row * args.c_stride + column;
+                     DenseProduct(part, scratch[static_cast<size_t>(at::get_thread_num())]);
+                   });
+}
+
+// A delta as the matrix whose columns are the side that is decomposed, the smaller one.
+struct Tall {
+  float* data = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t row_step = 0;  // element [r, c] at data[r * row_step + c * column_step]
+  int64_t column_step = 0;
+};
+
+// The Gram matrix into `eigen`: what it reads of it.
+void FillGram(const Tall& tall, MatrixWorkspace& workspace) {
+  PartialEigen& eigen = workspace.eigen;
+  eigen.Resize(tall.cols);
+  MakeProduct({.a = tall.data,
+               .a_row = tall.column_step,
+               .a_term = tall.row_step,
+               .b = tall.data,
+               .b_term = tall.row_step,
+               .b_column = tall.column_step,
+               .c = eigen.matrix(),
+               .c_stride = eigen.stride(),
+               .rows = tall.cols,
+               .cols = tall.cols,
+               .terms = tall.rows,
+               .upper = true},
+              workspace.products);
+}
+
+// D Q of the orthonormal columns Q [cols, count], kept as its transpose where D is: `part`.
+void Project(const Tall& tall, const PartialEigen::Columns& q, int64_t count,
+             MatrixWorkspace& workspace) {
+  float* part = workspace.part.Reserve(tall.rows * count);
+  if (tall.column_step == 1) {
+    return MakeProduct({.a = tall.data,
+                        .a_row = tall.row_step,
+                        .a_term = 1,
+                        .b = q.data,
+                        .b_term = q.stride,
+                        .b_column = 1,
+                        .c = part,
+                        .c_stride = count,
+                        .rows = tall.rows,
+                        .cols = count,
+                        .terms = tall.cols},
+                       workspace.products);
   }
-  for (int64_t i0 = 0; i0 < n; i0 += kMirrorTile) {
-    for (int64_t j0 = i0; j0 < n; j0 += kMirrorTile) {
-      for (int64_t i = i0; i < std::min(n, i0 + kMirrorTile); ++i) {
-        for (int64_t j = std::max(j0, i + 1); j < std::min(n, j0 + kMirrorTile); ++j) {
-          g[i * stride + j] = g[j * stride + i];
-        }
-      }
-    }
+  MakeProduct({.a = q.data,
+               .a_row = 1,
+               .a_term = q.stride,
+               .b = tall.data,
+               .b_term = tall.column_step,
+               .b_column = 1,
+               .c = part,
+               .c_stride = tall.rows,
+               .rows = count,
+               .cols = tall.rows,
+               .terms = tall.cols},
+              workspace.products);
+}
+
+// D = (D Q) Q^T, or D less that.
+void Return(const Tall& tall, const PartialEigen::Columns& q, int64_t count, ProductMode mode,
+            MatrixWorkspace& workspace) {
+  const float* part = workspace.part.data();
+  if (tall.column_step == 1) {
+    return MakeProduct({.a = part,
+                        .a_row = count,
+                        .a_term = 1,
+                        .b = q.data,
+                        .b_term = 1,
+                        .b_column = q.stride,
+                        .c = tall.data,
+                        .c_stride = tall.row_step,
+                        .rows = tall.rows,
+                        .cols = tall.cols,
+                        .terms = count,
+                        .mode = mode},
+                       workspace.products);
   }
+  MakeProduct({.a = q.data,
+               .a_row = q.stride,
+               .a_term = 1,
+               .b = part,
+               .b_term = tall.rows,
+               .b_column = 1,
+               .c = tall.data,
+               .c_stride = tall.column_step,
+               .rows = tall.cols,
+               .cols = tall.rows,
+               .terms = count,
+               .mode = mode},
+              workspace.products);
 }
 
 // The rank by the eigenvalues of the Gram matrix, ascending.
@@ -168,12 +255,12 @@ int64_t RankByFloor(std::span<const double> ascending, double energy, double flo
 // The cut in float32, or nothing where float32 cannot tell which directions to keep; `delta` is as
 // it was then. What is kept is measured on the delta itself: ||delta Q||_F^2 of orthonormal Q is
 // exact to second order in the error of Q.
-Result<std::optional<MatrixReport>> TruncateInFloat32(at::Tensor delta, double energy,
-                                                      const MergeOptions& options) {
-  const bool of_columns = delta.size(1) <= delta.size(0);
-  const int64_t n = std::min(delta.size(0), delta.size(1));
-  PartialEigen eigen(n);
-  FillGram(delta, eigen);
+Result<std::optional<MatrixReport>> TruncateInFloat32(const Tall& tall, double energy,
+                                                      const MergeOptions& options,
+                                                      MatrixWorkspace& workspace) {
+  const int64_t n = tall.cols;
+  PartialEigen& eigen = workspace.eigen;
+  FillGram(tall, workspace);
   if (!eigen.Decompose()) return std::optional<MatrixReport>();
   const std::span<const double> values = eigen.values();
   const bool fixed = options.rank > 0;
@@ -189,12 +276,11 @@ Result<std::optional<MatrixReport>> TruncateInFloat32(at::Tensor delta, double e
 
   const bool drop = n - report.rank < report.rank;
   const int64_t count = drop ? n - report.rank : report.rank;
-  PartialEigen::Columns columns;
-  if (!eigen.Vectors(drop ? 0 : n - count, count, &columns)) return std::optional<MatrixReport>();
-  const at::Tensor q = at::from_blob(columns.data, {n, count}, {columns.stride, 1}, at::kFloat);
-  const at::Tensor part = of_columns ? at::mm(delta, q) : at::mm(q.t(), delta);
+  PartialEigen::Columns q;
+  if (!eigen.Vectors(drop ? 0 : n - count, count, &q)) return std::optional<MatrixReport>();
+  Project(tall, q, count, workspace);
   STOCKPOT_ASSIGN_OR_RETURN(const double part_energy,
-                            SquaredNorm(part.const_data_ptr<float>(), part.numel()));
+                            SquaredNorm(workspace.part.data(), tall.rows * count));
   report.kept_energy = drop ? 1 - part_energy / energy : part_energy / energy;
   const double over = report.kept_energy - options.energy;
   const double without_last = over - values[n - report.rank] / energy;
@@ -205,13 +291,7 @@ Result<std::optional<MatrixReport>> TruncateInFloat32(at::Tensor delta, double e
     return BelowFloor(report.rank, n, report.kept_energy, options.energy);
   }
   report.unchanged = false;
-  const at::Tensor& left = of_columns ? part : q;
-  const at::Tensor right = of_columns ? q.t() : part;
-  if (drop) {
-    delta.addmm_(left, right, 1, -1);
-  } else {
-    at::mm_out(delta, left, right);
-  }
+  Return(tall, q, count, drop ? ProductMode::kSubtract : ProductMode::kSet, workspace);
   return std::optional(report);
 }
 
@@ -231,16 +311,20 @@ Result<MatrixReport> TruncateExactly(at::Tensor delta, const MergeOptions& optio
   return report;
 }
 
-Result<MatrixReport> Truncate(at::Tensor delta, double energy, const MergeOptions& options) {
+Result<MatrixReport> Truncate(int64_t rows, int64_t cols, double energy,
+                              const MergeOptions& options, float* delta,
+                              MatrixWorkspace& workspace) {
   int exponent = 0;
-  std::frexp(std::sqrt(energy / static_cast<double>(delta.numel())), &exponent);
+  std::frexp(std::sqrt(energy / static_cast<double>(rows * cols)), &exponent);
   const bool fits = std::abs(exponent) <= kMostExponent;
-  if (fits && std::min(delta.size(0), delta.size(1)) >= kLeastFloat32Side) {
+  if (fits && std::min(rows, cols) >= kLeastFloat32Side) {
+    const Tall tall =
+        cols <= rows ? Tall{delta, rows, cols, cols, 1} : Tall{delta, cols, rows, 1, cols};
     STOCKPOT_ASSIGN_OR_RETURN(const std::optional<MatrixReport> report,
-                              TruncateInFloat32(delta, energy, options));
+                              TruncateInFloat32(tall, energy, options, workspace));
     if (report) return *report;
   }
-  return TruncateExactly(delta, options);
+  return TruncateExactly(View(rows, cols, delta), options);
 }
 
 MatrixReport ReweightBySpectrum(at::Tensor delta, double spectral) {
@@ -275,15 +359,23 @@ Result<MatrixReport> Guarded(Body body) {
 
 }  // namespace
 
+int64_t MatrixWorkspace::bytes() const {
+  int64_t floats = part.capacity();
+  for (const ProductScratch& scratch : products) {
+    floats += scratch.a.capacity() + scratch.b.capacity();
+  }
+  return eigen.bytes() + floats * static_cast<int64_t>(sizeof(float));
+}
+
 Result<MatrixReport> TruncateDelta(int64_t rows, int64_t cols, const MergeOptions& options,
-                                   float* delta) {
+                                   float* delta, MatrixWorkspace& workspace) {
   STOCKPOT_ASSIGN_OR_RETURN(const double energy, SquaredNorm(delta, rows * cols));
   if (energy == 0) return MatrixReport{};
   const int64_t full = std::min(rows, cols);
   if (options.rank >= full || (options.rank == 0 && options.energy >= 1)) {
     return MatrixReport{.rank = full};
   }
-  return Guarded([&] { return Truncate(View(rows, cols, delta), energy, options); });
+  return Guarded([&] { return Truncate(rows, cols, energy, options, delta, workspace); });
 }
 
 Result<MatrixReport> ReweightDelta(int64_t rows, int64_t cols, double spectral, double base_norm,

@@ -10,7 +10,8 @@
 // unspecified. The spectrum comes from the eigenvalues of the Gram matrix of the smaller side.
 //
 // ReweightDelta computes in float64, and so does TruncateDelta where the smaller side is short. A
-// larger one it cuts in float32 (kernels/svd/partial_eigen.h), which is off by about 1e-6
+// larger one it cuts in float32 (kernels/svd/partial_eigen.h, kernels/dense/product.h), which is
+// off by about 1e-6
 // ||delta||_F, measures what that keeps, and takes float64 where the rank is not certain or its
 // last direction not apart from the next. So the rank is always that of float64.
 //
@@ -21,8 +22,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
+#include "kernels/base/aligned_buffer.h"
 #include "kernels/base/status.h"
+#include "kernels/dense/product.h"
+#include "kernels/svd/partial_eigen.h"
 #include "store/records.h"
 
 namespace stockpot {
@@ -36,10 +41,20 @@ struct MatrixReport {
   bool unchanged = true;
 };
 
+// Memory of TruncateDelta() that one call leaves to the next: pages that are new cost more than
+// what is done with them. One user at a time; what it was used for before changes no result.
+struct MatrixWorkspace {
+  PartialEigen eigen;
+  std::vector<ProductScratch> products;  // one a thread
+  AlignedBuffer<float> part;
+
+  int64_t bytes() const;
+};
+
 // InvalidArgument: a value is not finite, or a fixed rank keeps less than options.energy and
 // options.force is not set. REQUIRES: rows, cols >= 1 and CheckMergeOptions().
 Result<MatrixReport> TruncateDelta(int64_t rows, int64_t cols, const MergeOptions& options,
-                                   float* delta);
+                                   float* delta, MatrixWorkspace& workspace);
 
 // `spectral`: 0 for k = ceil(exp(entropy of s / sum s)), the effective rank; otherwise R, and k is
 // the least with which the first k keep R of ||delta||_F^2. With P = kept_energy,

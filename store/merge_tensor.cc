@@ -217,6 +217,7 @@ Result<MergedTensorReport> TensorMerger::MergeDeltas(const TensorInfo& tensor,
   const int64_t n = tensor.elements();
   AlignedBuffer<float> sum_buffer, delta_buffer;
   float* sum = sum_buffer.Reserve(n);
+  MatrixWorkspace workspace;
   MergedTensorReport report;
   bool unchanged = true;
   for (size_t p = 0; p < parents_.size(); ++p) {
@@ -225,8 +226,9 @@ Result<MergedTensorReport> TensorMerger::MergeDeltas(const TensorInfo& tensor,
     STOCKPOT_RETURN_IF_ERROR(ForEachBlock(n, [&](Block block) {
       return DeltaOf(*parents_[p], base_, tensor.name, block, reader, delta + block.begin);
     }));
-    STOCKPOT_ASSIGN_OR_RETURN(report.matrices.emplace_back(),
-                              TruncateDelta(Rows(tensor), Cols(tensor), options_, delta));
+    STOCKPOT_ASSIGN_OR_RETURN(
+        report.matrices.emplace_back(),
+        TruncateDelta(Rows(tensor), Cols(tensor), options_, delta, workspace));
     unchanged = unchanged && report.matrices.back().unchanged;
     if (p == 0) continue;
     for (int64_t i = 0; i < n; ++i) sum[i] += delta[i];

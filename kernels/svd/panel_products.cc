@@ -1,5 +1,7 @@
-// One accumulator an element (AddPanelProduct) or four a row (PanelMatVec), which walk the terms in
-// order; a tile is 6 rows x 2 vectors: 12 chains hide the latency of the FMA in 16 registers too.
+// One accumulator an element (AddPanelProduct) or two vectors a row (PanelMatVec), which walk the
+// terms in order; a tile is 6 rows x 2 vectors, or 1 x 8: as many chains hide the latency of the
+// FMA in 16 registers too. PanelSymmetricMatVec takes a few rows at a time: what it loads of A it
+// uses twice, for the sums of these rows and for what their columns add to all that come after.
 #include "kernels/svd/panel_products.h"
 
 #include <algorithm>
@@ -18,6 +20,8 @@ using PanelTag = hn::CappedTag<float, kPanelAlign>;
 using PanelVec = hn::Vec<PanelTag>;
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 2;
+inline constexpr int kSingleRowVectors = 8;
+inline constexpr int kSymmetricRows = HWY_MAX_BYTES >= 64 || HWY_ARCH_ARM_A64 ? 8 : 4;
 
 HWY_INLINE int64_t Down(int64_t column) { return column / kPanelAlign * kPanelAlign; }
 
@@ -54,6 +58,50 @@ void MatVec(const float* a, int64_t stride, int64_t rows, int64_t begin, int64_t
   int64_t i = 0;
   for (; i + 4 <= rows; i += 4) MatVecRows<4>(a + i * stride, stride, begin, end, v, y + i);
   for (; i < rows; ++i) MatVecRows<1>(a + i * stride, stride, begin, end, v, y + i);
+}
+
+// Rows [row, row + kRows) of the part of A that is read.
+template <int kRows>
+HWY_INLINE void SymmetricRows(const float* a, int64_t stride, int64_t row, int64_t end,
+                              const float* v, float* y) {
+  const PanelTag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  a += row * stride;
+  PanelVec sums[kRows], factors[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = hn::Zero(d);
+    factors[r] = hn::Set(d, v[row + r]);
+  }
+  int64_t c = Down(row);
+  for (const int64_t diagonal = c + kPanelAlign; c < diagonal; c += lanes) {
+    const PanelVec of_v = hn::Load(d, v + c);
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = hn::MulAdd(hn::Load(d, a + r * stride + c), of_v, sums[r]);
+    }
+  }
+  for (; c < end; c += lanes) {
+    const PanelVec of_v = hn::Load(d, v + c);
+    PanelVec even = hn::Load(d, y + c), odd = hn::Zero(d);
+    for (int r = 0; r < kRows; ++r) {
+      const PanelVec of_a = hn::Load(d, a + r * stride + c);
+      sums[r] = hn::MulAdd(of_a, of_v, sums[r]);
+      PanelVec& sum = r % 2 == 0 ? even : odd;
+      sum = hn::MulAdd(of_a, factors[r], sum);
+    }
+    hn::Store(hn::Add(even, odd), d, y + c);
+  }
+  for (int r = 0; r < kRows; ++r) y[row + r] += hn::GetLane(hn::SumOfLanes(d, sums[r]));
+}
+
+void SymmetricMatVec(const float* a, int64_t stride, int64_t begin, int64_t n, const float* v,
+                     float* y) {
+  const int64_t end = PanelStride(n);
+  int64_t row = Down(begin);
+  std::fill(y + row, y + end, 0.0f);
+  for (; row + kSymmetricRows <= n; row += kSymmetricRows) {
+    SymmetricRows<kSymmetricRows>(a, stride, row, end, v, y);
+  }
+  for (; row < n; ++row) SymmetricRows<1>(a, stride, row, end, v, y);
 }
 
 template <int kRows, int kVectors>
@@ -95,6 +143,11 @@ void AddProduct(const PanelProduct& p) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(PanelTag()));
   const int64_t end = PanelStride(p.end);
   int64_t column = Down(p.begin);
+  if (p.rows == 1) {
+    for (; column + kSingleRowVectors * lanes <= end; column += kSingleRowVectors * lanes) {
+      AddTile<1, kSingleRowVectors>(p, 0, column);
+    }
+  }
   for (; column + kTileVectors * lanes <= end; column += kTileVectors * lanes) {
     AddColumns<kTileVectors>(p, column);
   }
@@ -109,12 +162,18 @@ HWY_AFTER_NAMESPACE();
 namespace stockpot {
 namespace {
 HWY_EXPORT(MatVec);
+HWY_EXPORT(SymmetricMatVec);
 HWY_EXPORT(AddProduct);
 }  // namespace
 
 void PanelMatVec(const float* a, int64_t a_stride, int64_t rows, int64_t begin, int64_t end,
                  const float* v, float* y) {
   HWY_DYNAMIC_DISPATCH(MatVec)(a, a_stride, rows, begin, end, v, y);
+}
+
+void PanelSymmetricMatVec(const float* a, int64_t a_stride, int64_t begin, int64_t n,
+                          const float* v, float* y) {
+  HWY_DYNAMIC_DISPATCH(SymmetricMatVec)(a, a_stride, begin, n, v, y);
 }
 
 void AddPanelProduct(const PanelProduct& product) { HWY_DYNAMIC_DISPATCH(AddProduct)(product); }

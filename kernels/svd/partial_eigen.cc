@@ -10,6 +10,7 @@ namespace stockpot {
 namespace {
 
 constexpr int64_t kPanel = 32;          // reflectors that are applied together
+constexpr int64_t kUpdateRows = 48;     // of the matrix, by a panel: multiple of 16
 constexpr int64_t kVectorsAtOnce = 16;  // of T, written to the columns together
 constexpr int kMaxQlIterations = 60;    // of one eigenvalue; two are usual
 constexpr double kOrthogonal = 1e-6;    // most |x_i . x_j| that is let pass
@@ -61,9 +62,20 @@ bool QlEigenvalues(std::vector<double>& d, std::vector<double>& squares) {
 
 }  // namespace
 
-PartialEigen::PartialEigen(int64_t n)
-    : n_(n), stride_(PanelStride(n)), taus_(n), diagonal_(n), beside_(n) {
+void PartialEigen::Resize(int64_t n) {
+  n_ = n;
+  stride_ = PanelStride(n);
+  for (auto* per_row : {&diagonal_, &beside_}) per_row->resize(static_cast<size_t>(n));
+  taus_.resize(static_cast<size_t>(n));
   std::fill_n(matrix_.Reserve(n * stride_), n * stride_, 0.0f);
+}
+
+int64_t PartialEigen::bytes() const {
+  int64_t floats = 0;
+  for (const auto* buffer : {&matrix_, &reflectors_, &panel_, &vectors_}) {
+    floats += buffer->capacity();
+  }
+  return floats * static_cast<int64_t>(sizeof(float));
 }
 
 // Row j of the matrix, by which the panel's earlier reflectors have been applied, gives v_j; then
@@ -109,7 +121,7 @@ void PartialEigen::Reflect(int64_t j, int64_t in_panel) {
   taus_[j] = tau;
   std::copy_n(v, stride_, reflectors_.data() + j * stride_);
 
-  PanelMatVec(matrix_.data() + (j + 1) * stride_, stride_, n_ - j - 1, j + 1, n_, v, w + j + 1);
+  PanelSymmetricMatVec(matrix_.data(), stride_, j + 1, n_, v, w);
   float dots[2 * kPanel];
   PanelMatVec(v_rows, stride_, in_panel, j + 1, n_, v, dots);
   PanelMatVec(w_rows, stride_, in_panel, j + 1, n_, v, dots + kPanel);
@@ -135,19 +147,21 @@ void PartialEigen::ReducePanel(int64_t begin, int64_t end) {
   float* v_rows = panel_.data();
   const float* w_rows = v_rows + kPanel * stride_;
   std::copy_n(v_rows, kPanel * stride_, v_rows + 2 * kPanel * stride_);
-  // Rows V, W against rows W, V.
-  AddPanelProduct({.c = matrix_.data() + end * stride_,
-                   .c_stride = stride_,
-                   .rows = n_ - end,
-                   .begin = end,
-                   .end = n_,
-                   .coefficients = v_rows + end,
-                   .row_step = 1,
-                   .term_step = stride_,
-                   .b = w_rows,
-                   .b_stride = stride_,
-                   .terms = 2 * kPanel,
-                   .subtract = true});
+  // Rows V, W against rows W, V; what is left of the diagonal's blocks nobody reads.
+  for (int64_t row = end; row < n_; row += kUpdateRows) {
+    AddPanelProduct({.c = matrix_.data() + row * stride_,
+                     .c_stride = stride_,
+                     .rows = std::min(kUpdateRows, n_ - row),
+                     .begin = row,
+                     .end = n_,
+                     .coefficients = v_rows + row,
+                     .row_step = 1,
+                     .term_step = stride_,
+                     .b = w_rows,
+                     .b_stride = stride_,
+                     .terms = 2 * kPanel,
+                     .subtract = true});
+  }
 }
 
 bool PartialEigen::Decompose() {

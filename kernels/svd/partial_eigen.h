@@ -25,11 +25,17 @@ namespace stockpot {
 
 class PartialEigen {
  public:
-  // For matrices [n, n], n >= 1. Holds about 2 n^2 floats, and n a vector.
-  explicit PartialEigen(int64_t n);
+  // For matrices [n, n]. Holds about 2 n^2 floats, and n a vector; what it holds it keeps.
+  explicit PartialEigen(int64_t n = 0) { Resize(n); }
+  // For matrices of another size from now on; `matrix()` is zero.
+  void Resize(int64_t n);
+  int64_t bytes() const;
 
+  // REQUIRES of all that follows: n >= 1.
   // To be filled: row-major, every row `stride()` floats apart; what is behind n stays as it is.
-  // Both triangles are read. Nothing may be infinite or NaN. Decompose() overwrites it.
+  // Only the 16 x 16 blocks on the diagonal and right of it are read (kPanelAlign,
+  // panel_products.h). Nothing of the rest may be infinite or NaN either. Decompose() overwrites
+  // it.
   float* matrix() { return matrix_.data(); }
   int64_t stride() const { return stride_; }
 
@@ -55,8 +61,8 @@ class PartialEigen {
   double TwistedVector(double value, double* z);
   void Transform(int64_t count);
 
-  const int64_t n_;
-  const int64_t stride_;
+  int64_t n_ = 0;
+  int64_t stride_ = 0;
   AlignedBuffer<float> matrix_;
   AlignedBuffer<float> reflectors_;        // [n, stride]: row j is v_j, zero up to j
   AlignedBuffer<float> panel_;             // rows V, W, V of the panel under way

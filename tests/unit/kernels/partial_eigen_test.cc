@@ -58,7 +58,8 @@ double Norm(const Matrix& a) {
 bool Decompose(PartialEigen& eigen, const Matrix& a, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      eigen.matrix()[i * eigen.stride() + j] = static_cast<float>(a[i * n + j]);
+      const bool is_read = j >= i / kPanelAlign * kPanelAlign;
+      eigen.matrix()[i * eigen.stride() + j] = is_read ? static_cast<float>(a[i * n + j]) : 1e6f;
     }
   }
   return eigen.Decompose();
@@ -175,9 +176,13 @@ TEST(PartialEigenTest, IsRepeatableAndReusable) {
   const Matrix a = Gram(n, n, 1, random), b = Symmetric(n, random);
   PartialEigen used(n), fresh(n);
   PartialEigen::Columns x, y;
+  used.Resize(40);
+  ASSERT_TRUE(Decompose(used, Gram(40, 50, 1, random), 40) && used.Vectors(2, 9, &x));
+  used.Resize(n);
   ASSERT_TRUE(Decompose(used, b, n) && used.Vectors(3, 77, &x));
   ASSERT_TRUE(Decompose(used, a, n) && used.Vectors(0, 40, &x));
   ASSERT_TRUE(Decompose(fresh, a, n) && fresh.Vectors(0, 40, &y));
+  EXPECT_LE(used.bytes(), 5 * n * n * static_cast<int64_t>(sizeof(float)));
   EXPECT_TRUE(std::ranges::equal(used.values(), fresh.values()));
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t c = 0; c < 40; ++c) {
@@ -246,6 +251,43 @@ TEST(PanelProductsTest, AgreeWithLoops) {
           size += std::fabs(term);
         }
         EXPECT_NEAR(y[i], want, (end - begin + 4) * kEpsilon * size);
+      }
+    }
+  }
+}
+
+// Sizes around the rows that are taken together and around a block. What is left of the blocks must
+// not count, so it is large.
+TEST(PanelProductsTest, SymmetricMatVecReadsOneSide) {
+  std::mt19937_64 random(12);
+  std::normal_distribution<float> normal;
+  for (const int64_t n : {1, 2, 7, 8, 9, 15, 16, 17, 24, 31, 33, 48, 61, 130}) {
+    for (const int64_t begin : {int64_t{0}, int64_t{1}, int64_t{15}, int64_t{16}, n / 2, n - 1}) {
+      if (begin >= n) continue;
+      const int64_t stride = PanelStride(n);
+      AlignedBuffer<float> matrix, vector, product;
+      float* a = matrix.Reserve(n * stride);
+      float* v = vector.Reserve(stride);
+      float* y = product.Reserve(stride);
+      std::fill_n(a, n * stride, 0.0f);
+      std::fill_n(v, stride, 0.0f);
+      for (int64_t i = begin; i < n; ++i) v[i] = normal(random);
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t c = 0; c < n; ++c) {
+          const bool is_read = c >= i / kPanelAlign * kPanelAlign;
+          a[i * stride + c] = !is_read ? 1e6f : c < i ? a[c * stride + i] : normal(random);
+        }
+      }
+      PanelSymmetricMatVec(a, stride, begin, n, v, y);
+      for (int64_t i = begin; i < n; ++i) {
+        double want = 0, size = 1;
+        for (int64_t c = begin; c < n; ++c) {
+          const double term =
+              static_cast<double>(a[std::min(i, c) * stride + std::max(i, c)]) * v[c];
+          want += term;
+          size += std::fabs(term);
+        }
+        EXPECT_NEAR(y[i], want, static_cast<double>(n + 4) * kEpsilon * size) << n << " " << begin;
       }
     }
   }

@@ -102,6 +102,13 @@ std::vector<Case> Cases(std::mt19937_64& random) {
   return cases;
 }
 
+// On memory that is used again and again: what it was used for before must not matter.
+Result<MatrixReport> Truncate(int64_t rows, int64_t cols, const MergeOptions& options,
+                              float* delta) {
+  static thread_local MatrixWorkspace workspace;
+  return TruncateDelta(rows, cols, options, delta, workspace);
+}
+
 TEST(MergeMatrixTest, AgreesWithNumpy) {
   TemporaryFolder folder;
   std::mt19937_64 random(TestSeed());
@@ -114,7 +121,7 @@ TEST(MergeMatrixTest, AgreesWithNumpy) {
     float* delta = results[i].data();
     reports[i] = c.options.method == kSpectral
                      ? ReweightDelta(c.rows, c.cols, c.options.spectral, c.base_norm, delta)
-                     : TruncateDelta(c.rows, c.cols, c.options, delta);
+                     : Truncate(c.rows, c.cols, c.options, delta);
   });
   nlohmann::json index = nlohmann::json::array();
   for (size_t i = 0; i < cases.size(); ++i) {
@@ -146,7 +153,7 @@ TEST(MergeMatrixTest, ZeroDeltasAndFullRankAreExact) {
   std::mt19937_64 random(TestSeed());
   const Matrix zero(12 * 7), noise = Noise(random, 12 * 7, 1);
   Matrix delta = zero;
-  auto report = TruncateDelta(12, 7, {}, delta.data());
+  auto report = Truncate(12, 7, {}, delta.data());
   ASSERT_OK(report);
   EXPECT_EQ(report->rank, 0);
   EXPECT_EQ(report->kept_energy, 1);
@@ -155,7 +162,7 @@ TEST(MergeMatrixTest, ZeroDeltasAndFullRankAreExact) {
        {MergeOptions{.energy = 1}, MergeOptions{.energy = 0.5, .rank = 7},
         MergeOptions{.energy = 0.95, .rank = 1000}}) {
     delta = noise;
-    report = TruncateDelta(12, 7, options, delta.data());
+    report = Truncate(12, 7, options, delta.data());
     ASSERT_OK(report);
     EXPECT_EQ(report->rank, 7);
     EXPECT_TRUE(report->unchanged);
@@ -182,7 +189,7 @@ TEST(MergeMatrixTest, ASmallFixedRankOfNoiseIsRefused) {
   Matrix delta(kSide * kSide);
   // Signs have the spectrum of normal numbers, and are made faster.
   for (float& value : delta) value = random() & (uint64_t{1} << 40) ? 1e-3f : -1e-3f;
-  const auto report = TruncateDelta(kSide, kSide, {.energy = 0.95, .rank = 64}, delta.data());
+  const auto report = Truncate(kSide, kSide, {.energy = 0.95, .rank = 64}, delta.data());
   ASSERT_EQ(report.status().code(), StatusCode::kInvalidArgument);
   const std::string message = report.status().message();
   double kept = 0;
@@ -194,7 +201,7 @@ TEST(MergeMatrixTest, Refuses) {
   std::mt19937_64 random(TestSeed());
   const Matrix noise = Noise(random, 64 * 64, 1);
   const auto code = [&](Matrix delta, const MergeOptions& options) {
-    return TruncateDelta(64, 64, options, delta.data()).status().code();
+    return Truncate(64, 64, options, delta.data()).status().code();
   };
   EXPECT_EQ(code(noise, {.energy = 0.95, .rank = 4}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(noise, {.energy = 0.95, .rank = 30}), StatusCode::kInvalidArgument);
