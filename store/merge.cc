@@ -55,7 +55,11 @@ Result<bool> SameRaw(const Model& a, const Model& b, const std::string& name) {
 // Stores a run of bytes that comes in pieces, chunk by chunk.
 class PartWriter {
  public:
-  explicit PartWriter(CheckpointStore& store) : store_(store) {}
+  // `pending` is memory for less than a chunk.
+  PartWriter(CheckpointStore& store, std::vector<std::byte>& pending)
+      : store_(store), pending_(pending) {
+    pending_.clear();
+  }
 
   Status Append(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
@@ -88,8 +92,40 @@ class PartWriter {
   }
 
   CheckpointStore& store_;
-  std::vector<std::byte> pending_;  // less than a chunk
+  std::vector<std::byte>& pending_;
   Part part_;
+};
+
+struct Workspace {
+  MergeWorkspace merge;
+  std::vector<std::byte> pending;
+
+  int64_t bytes() const { return merge.bytes() + static_cast<int64_t>(pending.capacity()); }
+};
+
+// Memory of tensors that are done, for the next ones. Thread promise: any thread.
+class WorkspacePool {
+ public:
+  std::unique_ptr<Workspace> Take() {
+    const std::lock_guard lock(mutex_);
+    if (idle_.empty()) return std::make_unique<Workspace>();
+    std::unique_ptr<Workspace> workspace = std::move(idle_.back());
+    idle_.pop_back();
+    idle_bytes_ -= workspace->bytes();
+    return workspace;
+  }
+  void GiveBack(std::unique_ptr<Workspace> workspace) {
+    const int64_t bytes = workspace->bytes();
+    const std::lock_guard lock(mutex_);
+    if (idle_bytes_ + bytes > kMergeIdleBytes) return;
+    idle_bytes_ += bytes;
+    idle_.push_back(std::move(workspace));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Workspace>> idle_;
+  int64_t idle_bytes_ = 0;
 };
 
 class MergeBuilder {
@@ -262,7 +298,7 @@ class MergeBuilder {
   }
 
   // Several threads at once.
-  Result<Made> MakeTensor(const TensorEntry& entry) const {
+  Result<Made> MakeTensor(const TensorEntry& entry) {
     if (!entry.alias_of.empty() && TiedInAll(entry.name, entry.alias_of)) return Made{entry, {}};
     Made made{{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape}, {}};
     const TensorInfo tensor{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
@@ -273,10 +309,12 @@ class MergeBuilder {
       made.entry.parts = stored.parts;
       return made;
     }
-    PartWriter writer(store_);
+    std::unique_ptr<Workspace> workspace = workspaces_.Take();
+    PartWriter writer(store_, workspace->pending);
     const ByteSink sink = [&](std::span<const std::byte> bytes) { return writer.Append(bytes); };
-    STOCKPOT_ASSIGN_OR_RETURN(made.report, merger_->Merge(tensor, sink));
+    STOCKPOT_ASSIGN_OR_RETURN(made.report, merger_->Merge(tensor, sink, workspace->merge));
     STOCKPOT_ASSIGN_OR_RETURN(made.entry.parts["data"], writer.Finish());
+    workspaces_.GiveBack(std::move(workspace));
     return made;
   }
 
@@ -323,6 +361,7 @@ class MergeBuilder {
   std::vector<Model> parents_;
   std::unique_ptr<ModelStructure> structure_;
   std::unique_ptr<TensorMerger> merger_;
+  WorkspacePool workspaces_;
   Manifest merged_;
   size_t done_ = 0;  // tensors
   int64_t matrices_ = 0;

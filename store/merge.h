@@ -33,7 +33,8 @@ namespace stockpot {
 // Builds the merged artifact of `parents` (>= 1, same base, same tensor names and shapes) and puts
 // its chunks; does not commit. dtype, ties and config files: the first parent's. `progress` may be
 // null; it is called from several threads, one at a time.
-// Memory: tensor at a time; kMergeBytes, or what one larger matrix takes (merge_tensor.h).
+// Memory: tensor at a time; kMergeBytes, or what one larger matrix takes (merge_tensor.h), and
+// kMergeIdleBytes.
 // InvalidArgument names the tensor: missing, shape, non-finite, below the floor; or the option that
 // is out of range.
 //
@@ -49,5 +50,7 @@ Result<Manifest> BuildMerge(CheckpointStore& store, std::span<const Digest> pare
 
 // Tensors are merged side by side while they take so much together.
 inline constexpr int64_t kMergeBytes = int64_t{160} << 20;
+// What tensors that are done leave to the next ones, beside that.
+inline constexpr int64_t kMergeIdleBytes = int64_t{64} << 20;
 
 }  // namespace stockpot

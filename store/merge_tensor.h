@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/aligned_buffer.h"
 #include "kernels/base/status.h"
 #include "store/digest.h"
 #include "store/merge_matrix.h"
@@ -29,6 +30,20 @@ inline constexpr int64_t kMergeBlockElements = kChunkBytes / 2;
 
 // Takes the bytes of a tensor in order, in runs of any length.
 using ByteSink = std::function<Status(std::span<const std::byte> bytes)>;
+
+// Memory of Merge() that one call leaves to the next: pages that are new cost more than what is
+// done with them. One user at a time; what it was used for before changes no result.
+struct MergeWorkspace {
+  AlignedBuffer<float> sum, delta;
+  AlignedBuffer<std::byte> base;        // of a tensor that is decomposed, as it is stored
+  AlignedBuffer<std::byte> read_bytes;  // of a block
+  AlignedBuffer<float> read_values;     // likewise
+  AlignedBuffer<double> made_values;    // likewise, before they are rounded
+  AlignedBuffer<std::byte> made_bytes;  // likewise
+  MatrixWorkspace matrix;
+
+  int64_t bytes() const;
+};
 
 struct MergedTensorReport {
   std::vector<MatrixReport> matrices;   // one a decomposed delta, in the order of the parents
@@ -47,22 +62,27 @@ class TensorMerger {
   bool UsesBase(const TensorInfo& tensor) const;
   // Whether singular values do.
   bool IsDecomposed(const TensorInfo& tensor) const;
-  // The most bytes that Merge() holds of a tensor that is decomposed. In units of its float32
-  // values, for a square one: 8.
+  // The most bytes that Merge() needs of a tensor that is decomposed. In units of its float32
+  // values, for a square one: 15.
   int64_t MatrixBytes(const TensorInfo& tensor) const;
 
   // The merged tensor, of the first parent's dtype (`tensor` is its entry, no alias). Its elements
   // are computed in float64 or from float32 deltas, and rounded once. InvalidArgument: what
   // store/merge.h says; what the sink got then is nothing to keep.
-  Result<MergedTensorReport> Merge(const TensorInfo& tensor, const ByteSink& sink) const;
+  Result<MergedTensorReport> Merge(const TensorInfo& tensor, const ByteSink& sink,
+                                   MergeWorkspace& workspace) const;
 
  private:
-  Result<MergedTensorReport> MergeDeltas(const TensorInfo& tensor, const ByteSink& sink) const;
-  Result<MergedTensorReport> MergeSpectrally(const TensorInfo& tensor, const ByteSink& sink) const;
-  Result<MergedTensorReport> ModelStock(const TensorInfo& tensor, const ByteSink& sink) const;
-  Result<double> MeanCosine(const TensorInfo& tensor) const;
-  Result<std::vector<double>> DeltaEnergies(const TensorInfo& tensor) const;
-  Status Mean(const TensorInfo& tensor, const ByteSink& sink) const;
+  Result<MergedTensorReport> MergeDeltas(const TensorInfo& tensor, const ByteSink& sink,
+                                         MergeWorkspace& workspace) const;
+  Result<MergedTensorReport> MergeSpectrally(const TensorInfo& tensor, const ByteSink& sink,
+                                             MergeWorkspace& workspace) const;
+  Result<MergedTensorReport> ModelStock(const TensorInfo& tensor, const ByteSink& sink,
+                                        MergeWorkspace& workspace) const;
+  Result<double> MeanCosine(const TensorInfo& tensor, MergeWorkspace& workspace) const;
+  Result<std::vector<double>> DeltaEnergies(const TensorInfo& tensor,
+                                            MergeWorkspace& workspace) const;
+  Status Mean(const TensorInfo& tensor, const ByteSink& sink, MergeWorkspace& workspace) const;
   Status CheckTypes(const TensorInfo& tensor) const;
 
   const TensorSource& base_;
