@@ -5,11 +5,13 @@
 
 #include <cstdio>
 #include <random>
+#include <type_traits>
 
 #include "kernels/base/check.h"
 #include "stockpot_rpc/CheckpointService.h"
 #include "stockpot_rpc/ControlService.h"
 #include "stockpot_rpc/LineageService.h"
+#include "stockpot_rpc/PoolService.h"
 #include "tests/fuzz/corpus.h"
 #include "tests/fuzz/served_store.h"
 #include "thrift/wire.h"
@@ -31,7 +33,13 @@ std::string Connection(ServedStore& served, const Script& script) {
   rpc::LineageServiceClient lineage(channel("lineage"));
   rpc::ControlServiceClient control(channel("control"));
   try {
-    script(checkpoint, lineage, control);
+    if constexpr (std::is_invocable_v<Script, rpc::CheckpointServiceClient&,
+                                      rpc::PoolServiceClient&>) {
+      rpc::PoolServiceClient pool(channel("pool"));
+      script(checkpoint, pool);
+    } else {
+      script(checkpoint, lineage, control);
+    }
   } catch (const rpc::Error& error) {
     std::fprintf(stderr, "cut short: %s\n", error.message.c_str());
   }
@@ -112,6 +120,84 @@ void CommitSteps(rpc::CheckpointServiceClient& client) {
     rpc::CommitReply reply;
     client.commit_shard(reply, session, shard);
   }
+}
+
+// What is refused is sent all the same.
+template <typename Call>
+void Try(const Call& call) {
+  try {
+    call();
+  } catch (const rpc::Error&) {
+  }
+}
+
+std::vector<rpc::ProbeText> Texts(const std::string& text) {
+  rpc::ProbeText one;
+  one.name = "t";
+  one.text = text;
+  return {one};
+}
+
+// Of the adapter of one layer that a session brings for the pool "p".
+rpc::CommitReply SendAdapter(rpc::CheckpointServiceClient& client) {
+  rpc::SessionRequest request;
+  request.kind = rpc::Kind::ADAPTER;
+  request.run = "p/task";
+  request.base = "base";
+  std::string session;
+  client.open_session(session, request);
+  rpc::Shard shard;
+  for (const char* factor : {"A", "B"}) {
+    const std::string data(8, factor[0]);
+    client.put_chunk(session, std::string(Sha256(data).raw()), data);
+    shard.tensors.push_back(
+        TensorOf(std::string("base_model.model.a.lora_") + factor + ".weight", data));
+    shard.tensors.back().shape = {1, 2};
+  }
+  const std::string config = R"({"peft_type":"LORA","r":1,"lora_alpha":1,"target_modules":["a"]})";
+  client.put_chunk(session, std::string(Sha256(config).raw()), config);
+  shard.files["adapter_config.json"].bytes = static_cast<int64_t>(config.size());
+  shard.files["adapter_config.json"].chunks = {std::string(Sha256(config).raw())};
+  rpc::CommitReply reply;
+  client.commit_shard(reply, session, shard);
+  return reply;
+}
+
+void AddPoolCalls(const Corpus& corpus, ServedStore& served) {
+  const auto calls = [](rpc::CheckpointServiceClient& checkpoint, rpc::PoolServiceClient& pools) {
+    rpc::PoolConfig config;
+    config.budget_bytes = 100'000;
+    rpc::Pool pool;
+    pools.create(pool, "p", "base", config);
+    config.method = "mean";
+    config.__set_threshold(0.25);
+    config.evict = false;
+    pools.create(pool, "q", "base", config);
+    Try([&] { pools.create(pool, "p", "base", config); });
+    Try([&] { SendAdapter(checkpoint); });
+    rpc::PoolAdd add;
+    add.pool = "p";
+    add.tasks = {"task"};
+    add.id = "base";
+    add.probe = Texts("held out");
+    add.owned = true;
+    rpc::Job job;
+    Try([&] { pools.add(job, add); });  // no adapter
+    add.tasks = {"one", "two"};
+    add.adopt = true;
+    add.merged = 2;
+    add.opcm_lambda = 1.5;
+    add.norm_sum = 3;
+    Try([&] { pools.add(job, add); });
+    Try([&] { pools.remove(job, "p", "task"); });
+    pools.evict(job, "p");
+    pools.delete_pool(job, "q", false);
+    pools.delete_pool(job, "p", true);
+    std::vector<rpc::Pool> all;
+    pools.pools(all);
+    Try([&] { pools.pool(pool, "p"); });
+  };
+  corpus.Add("rpc_wire", "pool", Connection(served, calls));
 }
 
 void AddCalls(const Corpus& corpus) {
@@ -240,6 +326,28 @@ void AddCalls(const Corpus& corpus) {
     control.scrub(scrub, "");
     control.scrub(scrub, "/x");
   });
+  add("texts", [](auto&, auto& lineage, auto& control) {
+    rpc::ProbeSet set;
+    lineage.set_probe(set, "run", Texts("What its training has not seen."), "me");
+    lineage.set_calibration(set, "run", Texts("Something else, to find scales on."), "me");
+    lineage.probe(set, "run");
+    lineage.calibration(set, "run");
+    rpc::Gate gate, stored;
+    gate.max_kl = 0.5;
+    gate.min_top1 = 0.25;
+    lineage.set_gate(stored, "run", gate);
+    lineage.gate(stored, "run");
+    rpc::Job job;
+    rpc::PublishOptions how;
+    how.alpha = "closed-form";
+    how.planes = 2;
+    how.residual_rank = 1;
+    control.publish_forced(job, "run@1", "bitdelta", "forced", "because", "me", how);
+    Try([&] { control.score(job, "run@1"); });
+    Try([&] { control.unpublish("forced"); });
+    lineage.set_probe(set, "run", {}, "me");
+  });
+  AddPoolCalls(corpus, served);
   std::minstd_rand random(7);
   for (int i = 0; i < 4; ++i) {
     std::string bytes(200, '\0');
