@@ -7,6 +7,8 @@
 //
 // Tile: at most 4 rows of W x 6 tokens with 32 registers (24 accumulators, 4 weights, 1 x), 4 x 3
 // with 16; a single token takes 8 rows, enough independent chains to hide the latency of the FMA.
+// Where bf16 meets bf16 two rows meet up to 14 tokens: what there is to read counts, not to
+// multiply.
 //
 // Blocks: tokens of a tile over kColumnBlock columns stay in the L1 cache (6 x 1024 floats = 24
 // KiB) while the rows of a panel pass; the panel stays in L2 while the tiles of the batch pass.
@@ -63,6 +65,8 @@ HWY_INLINE FloatVec WeightHalf(const BF16* p, int half) {
       half == 0 ? hn::ShiftLeft<16>(pairs) : hn::And(pairs, hn::Set(d32, 0xffff0000u));
   return hn::BitCast(FloatTag(), bits);
 }
+
+inline constexpr int kWideTokens = 14;  // of a tile of two rows, where bf16 meets bf16
 
 // A bf16 weight that meets bf16 x: columns 2i and 2i + 1 of a step share lane i.
 struct BF16Pair {
@@ -182,7 +186,7 @@ struct Tile {
   // One step of columns: w[r][c ...] meets x[t][c ...].
   HWY_INLINE void Step(const T* const (&w)[kRows], const XOf<T>* const (&x)[kTokens], int64_t c,
                        int64_t ahead) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) __builtin_prefetch(w[r] + c + ahead, 0, 2);  // into L2
     if constexpr (kIsPair<T>) {
       MultiplyPairs(w, x, c);
@@ -194,12 +198,12 @@ struct Tile {
   HWY_INLINE void MultiplyPairs(const BF16Pair* const (&w)[kRows],
                                 const BF16Pair* const (&x)[kTokens], int64_t c) {
     FloatVec weights[kRows];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) weights[r] = LoadPairs(w[r] + c);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
       const FloatVec xs = LoadPairs(x[t] + c);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) sums[r][t] = Accumulate<T>(weights[r], xs, sums[r][t]);
     }
   }
@@ -209,29 +213,29 @@ struct Tile {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       FloatVec weights[kRows];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) weights[r] = WeightHalf(w[r] + c, half);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) {
         const FloatVec xs = hn::Load(FloatTag(), x[t] + c + half * kFloatLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) sums[r][t] = hn::MulAdd(weights[r], xs, sums[r][t]);
       }
     }
   }
 
   HWY_INLINE void Clear() {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) sums[r][t] = hn::Zero(FloatTag());
     }
   }
 
   HWY_INLINE void Load(const float* partial) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) {
         sums[r][t] = hn::Load(FloatTag(), partial + (r * kTokens + t) * kFloatLanes);
       }
@@ -239,9 +243,9 @@ struct Tile {
   }
 
   HWY_INLINE void Save(float* partial) const {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) {
         hn::Store(sums[r][t], FloatTag(), partial + (r * kTokens + t) * kFloatLanes);
       }
@@ -251,17 +255,22 @@ struct Tile {
   // Folds every accumulator into its y[t, o + r], r < height.
   HWY_INLINE void Finish(const TileArgs<T>& args) const {
     const hn::FixedTag<float, 4> four;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
-      HWY_ALIGN float outputs[kRows];
+      HWY_ALIGN float outputs[kRows < 4 ? 4 : kRows];
+      if constexpr (kRows == 2) {
+        const FloatVec none = hn::Zero(FloatTag());
+        hn::Store(FoldFour(sums[0][t], sums[1][t], none, none), four, outputs);
+      } else {
 #pragma GCC unroll 2
-      for (int r = 0; r < kRows; r += 4) {
-        hn::Store(FoldFour(sums[r][t], sums[r + 1][t], sums[r + 2][t], sums[r + 3][t]), four,
-                  outputs + r);
+        for (int r = 0; r < kRows; r += 4) {
+          hn::Store(FoldFour(sums[r][t], sums[r + 1][t], sums[r + 2][t], sums[r + 3][t]), four,
+                    outputs + r);
+        }
       }
       float* y = args.rows[t].y + args.o;
       if (args.height == kRows) {
-        std::memcpy(y, outputs, sizeof outputs);
+        std::memcpy(y, outputs, kRows * sizeof(float));
       } else {
         std::memcpy(y, outputs, static_cast<size_t>(args.height) * sizeof(float));
       }
@@ -308,7 +317,8 @@ HWY_NOINLINE void DotTile(const TileArgs<T>& args) {
 
 template <class T>
 inline constexpr int64_t kColumnBlock = kIsPair<T> ? 2048 : 1024;  // a multiple of every kStep
-inline constexpr int64_t kMaxPanelRows = 64;                       // rows of W
+inline constexpr int64_t kWideBlock = 512;    // the same for a tile of kWideTokens
+inline constexpr int64_t kMaxPanelRows = 64;  // rows of W
 inline constexpr int64_t kDecodePanelRows = 16;
 
 // A panel: rows [begin, end) of W, at most kMaxPanelRows.
@@ -328,7 +338,9 @@ void DotPanel(const WeightMatrix& weight, const PlannedRow* rows, const Panel& p
   const int64_t panel_rows = panel.end - panel.begin;
   int64_t begin = 0;
   do {
-    const int64_t end = kTokens == 1 ? weight.cols : std::min(begin + kColumnBlock<T>, weight.cols);
+    constexpr bool kWide = kTokens > kMaxTokens;
+    constexpr int64_t kBlock = kWide ? kWideBlock : kColumnBlock<T>;
+    const int64_t end = kTokens == 1 ? weight.cols : std::min(begin + kBlock, weight.cols);
     TileArgs<T> args{.stride = weight.stride,
                      .begin = begin,
                      .end = end,
@@ -337,23 +349,34 @@ void DotPanel(const WeightMatrix& weight, const PlannedRow* rows, const Panel& p
                      .last = end == weight.cols};
     for (int64_t o = panel.begin; o < panel.end; o += args.height) {
       const bool tall = kTokens == 1 && o + 8 <= panel.end;
-      args.height = tall ? 8 : std::min<int64_t>(4, panel.end - o);
+      constexpr int kRows = kWide ? 2 : 4;
+      args.height = tall ? 8 : std::min<int64_t>(kRows, panel.end - o);
       args.weight = w + o * weight.stride;
       args.o = o;
       args.partial = partial + (o - panel.begin) * kTokens * kFloatLanes;
       // The passes share the prefetch of the next panel; a single pass looks one tile ahead.
-      const int64_t look = panel.passes == 1 ? args.height : panel_rows;
+      const int64_t look = panel.passes > 1 || kWide ? panel_rows : args.height;
       const bool mine = (o / args.height) % panel.passes == panel.pass;
       const int64_t then = mine ? panel.path.After(o, look, args.height) : -1;
       args.ahead = then < 0 ? 0 : (then - o) * weight.stride;
       if (tall) {
-        DotTile<T, kTokens == 1 ? 8 : 4, kTokens>(args);
+        DotTile<T, kTokens == 1 ? 8 : kRows, kTokens>(args);
       } else {
-        DotTile<T, 4, kTokens>(args);
+        DotTile<T, kRows, kTokens>(args);
       }
     }
     begin = end;
   } while (begin < weight.cols);
+}
+
+// DotPanel for a number of tokens known when it runs, at most kMost.
+template <class T, int kMost = kIsPair<T> ? kWideTokens : kMaxTokens>
+void AnyDotPanel(int64_t tokens, const WeightMatrix& weight, const PlannedRow* rows,
+                 const Panel& panel) {
+  if constexpr (kMost > 1) {
+    if (tokens < kMost) return AnyDotPanel<T, kMost - 1>(tokens, weight, rows, panel);
+  }
+  DotPanel<T, kMost>(weight, rows, panel);
 }
 
 // Outputs [begin, end) of `rows`, which all read `weight`. Overwrites y.
@@ -361,34 +384,14 @@ template <class T>
 void DotRows(const WeightMatrix& weight, const PlannedRow* rows, int64_t count, int64_t begin,
              int64_t end, const OutputPath& path) {
   // Tiles of nearly equal height: 14 tokens are 5 + 5 + 4, not 6 + 6 + 2.
-  const int64_t tiles = (count + kMaxTokens - 1) / kMaxTokens;
+  const int64_t most = kIsPair<T> && count > kMaxTokens ? kWideTokens : kMaxTokens;
+  const int64_t tiles = (count + most - 1) / most;
   const int64_t panel_rows = tiles > 4 ? kMaxPanelRows : kDecodePanelRows;
   for (int64_t o = begin; o < end; o += panel_rows) {
     Panel panel{.begin = o, .end = std::min(o + panel_rows, end), .path = path, .passes = tiles};
     for (int64_t t = 0; t < count; ++panel.pass) {
       const int64_t tokens = (count - t + tiles - panel.pass - 1) / (tiles - panel.pass);
-      switch (tokens) {
-        case 1:
-          DotPanel<T, 1>(weight, rows + t, panel);
-          break;
-        case 2:
-          DotPanel<T, 2>(weight, rows + t, panel);
-          break;
-        case 3:
-          DotPanel<T, 3>(weight, rows + t, panel);
-          break;
-#if HWY_MAX_BYTES >= 64
-        case 4:
-          DotPanel<T, 4>(weight, rows + t, panel);
-          break;
-        case 5:
-          DotPanel<T, 5>(weight, rows + t, panel);
-          break;
-        default:
-          DotPanel<T, 6>(weight, rows + t, panel);
-          break;
-#endif
-      }
+      AnyDotPanel<T>(tokens, weight, rows + t, panel);
       t += tokens;
     }
   }

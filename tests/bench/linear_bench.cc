@@ -86,8 +86,15 @@ class LinearBench {
 
  private:
   // Our kernel over the first `copies` bases, `rows` tokens each.
-  void AddOurs(Comparison& comparison, const std::string& name, int64_t rows, int64_t copies,
-               VariantOfRow variant, int64_t planes = 1, DeltaSum sum = DeltaSum::kApart);
+  struct Ours {
+    int64_t rows = 1;
+    int64_t copies = 1;
+    VariantOfRow variant = BaseOnly;
+    int64_t planes = 1;
+    DeltaSum sum = DeltaSum::kApart;
+    DType x = DType::kF32;
+  };
+  void AddOurs(Comparison& comparison, const std::string& name, const Ours& ours);
   // A dense model a token: `models` bases after another, one token each.
   void AddDense(Comparison& comparison, const std::string& name, int64_t models);
   void AddTorch(Comparison& comparison, const std::string& name, RotatingWeights& weights,
@@ -102,22 +109,23 @@ class LinearBench {
   Layers layers_;
 };
 
-void LinearBench::AddOurs(Comparison& comparison, const std::string& name, int64_t rows,
-                          int64_t copies, VariantOfRow variant, int64_t planes, DeltaSum sum) {
+void LinearBench::AddOurs(Comparison& comparison, const std::string& name, const Ours& ours) {
+  const int64_t rows = ours.rows;
   std::vector<int32_t> variant_of_row;
-  for (int64_t t = 0; t < rows; ++t) variant_of_row.push_back(variant(t));
+  for (int64_t t = 0; t < rows; ++t) variant_of_row.push_back(ours.variant(t));
   const int64_t variants = *std::max_element(variant_of_row.begin(), variant_of_row.end()) + 1;
   comparison.Add(
       name,
-      [this, rows, copies, variant_of_row, tables = layers_.Variants(variants, planes),
-       sums = std::vector<DeltaSum>(static_cast<size_t>(rows), sum),
-       x = at::randn({rows, kBenchDIn}), y = at::empty({rows, kBenchDOut})] {
-        for (int64_t copy = 0; copy < copies; ++copy) {
+      [this, rows, ours, variant_of_row, tables = layers_.Variants(variants, ours.planes),
+       sums = std::vector<DeltaSum>(static_cast<size_t>(rows), ours.sum),
+       x = at::randn({rows, kBenchDIn}).to(ours.x == DType::kBF16 ? at::kBFloat16 : at::kFloat),
+       y = at::empty({rows, kBenchDOut})] {
+        for (int64_t copy = 0; copy < ours.copies; ++copy) {
           const LinearOutput output{.base = layers_.bf16()[copy],
                                     .variants = tables[static_cast<size_t>(copy)],
                                     .y = {y.data_ptr<float>(), rows, kBenchDOut, kBenchDOut}};
           const Status status =
-              BitDeltaLinearCpu({.x = {x.data_ptr<float>(), rows, kBenchDIn, kBenchDIn},
+              BitDeltaLinearCpu({.x = {x.const_data_ptr(), ours.x, rows, kBenchDIn, kBenchDIn},
                                  .outputs = {&output, 1},
                                  .variant_of_row = variant_of_row,
                                  .sum_of_row = sums},
@@ -125,7 +133,7 @@ void LinearBench::AddOurs(Comparison& comparison, const std::string& name, int64
           TORCH_CHECK(status.ok(), status.ToString());
         }
       },
-      static_cast<double>(copies));
+      static_cast<double>(ours.copies));
 }
 
 void LinearBench::AddDense(Comparison& comparison, const std::string& name, int64_t models) {
@@ -160,25 +168,25 @@ void LinearBench::AddTorch(Comparison& comparison, const std::string& name,
 void LinearBench::AddDecodeBodies(Comparison& comparison) {
   const int64_t copies = layers_.bf16().size();
   const auto wants = [&](std::string_view name) { return report_.Wants({name}); };
-  AddOurs(comparison, "base/1", 1, copies, BaseOnly);
-  if (wants("decode_b1")) AddOurs(comparison, "fused/1", 1, copies, OwnVariant);
-  if (wants("decode_planes2")) AddOurs(comparison, "planes2/1", 1, copies, OwnVariant, 2);
-  if (wants("decode_b4") || wants("dense_over_b4")) {
-    AddOurs(comparison, "fused/4", 4, copies, OwnVariant);
-  }
-  if (wants("decode_b14") || wants("dense_over_b14")) {
-    AddOurs(comparison, "fused/14", kMostVariants, copies, OwnVariant);
-  }
+  const auto fused = [&](const std::string& name, int64_t rows, int64_t planes = 1) {
+    AddOurs(comparison, name,
+            {.rows = rows, .copies = copies, .variant = OwnVariant, .planes = planes});
+  };
+  AddOurs(comparison, "base/1", {.copies = copies});
+  if (wants("decode_b1")) fused("fused/1", 1);
+  if (wants("decode_planes2")) fused("planes2/1", 1, 2);
+  if (wants("decode_b4") || wants("dense_over_b4")) fused("fused/4", 4);
+  if (wants("decode_b14") || wants("dense_over_b14")) fused("fused/14", kMostVariants);
   if (wants("dense_over_b4")) AddDense(comparison, "dense/4", 4);
   if (wants("dense_over_b14")) AddDense(comparison, "dense/14", kMostVariants);
-  if (wants("at_linear_over_base")) {
-    AddTorch(comparison, "at_linear1/bf16", layers_.bf16(), 1, copies);
-    AddTorch(comparison, "at_linear1/fp32", layers_.fp32(), 1, layers_.fp32().size());
-  }
-  if (wants("at_linear_over_base14")) {
-    AddOurs(comparison, "base/14", kMostVariants, copies, BaseOnly);
-    AddTorch(comparison, "at_linear14/bf16", layers_.bf16(), kMostVariants, copies);
-    AddTorch(comparison, "at_linear14/fp32", layers_.fp32(), kMostVariants, layers_.fp32().size());
+  // The same x on both sides, in bf16 and in fp32.
+  for (const int64_t rows : {int64_t{1}, kMostVariants}) {
+    if (!wants(rows == 1 ? "at_linear_over_base_fp32" : "at_linear_over_base14_fp32")) continue;
+    const std::string of = std::to_string(rows);
+    AddOurs(comparison, "base" + of + "/bf16", {.rows = rows, .copies = copies, .x = DType::kBF16});
+    AddTorch(comparison, "at_linear" + of + "/bf16", layers_.bf16(), rows, copies);
+    if (rows > 1) AddOurs(comparison, "base" + of + "/fp32", {.rows = rows, .copies = copies});
+    AddTorch(comparison, "at_linear" + of + "/fp32", layers_.fp32(), rows, layers_.fp32().size());
   }
   if (wants("base_bandwidth")) {
     AddMemoryRead(comparison, layers_.bf16().Buffers(), layers_.bf16().bytes(), 1, threads_);
@@ -193,7 +201,7 @@ void LinearBench::Ratio(std::string_view name, const Comparison& comparison, std
 
 void LinearBench::Decode() {
   if (!report_.Wants({"decode_b1", "decode_b4", "decode_b14", "decode_planes2", "dense_over_b4",
-                      "dense_over_b14", "at_linear_over_base", "at_linear_over_base14",
+                      "dense_over_b14", "at_linear_over_base_fp32", "at_linear_over_base14_fp32",
                       "base_bandwidth"})) {
     return;
   }
@@ -207,10 +215,11 @@ void LinearBench::Decode() {
   Ratio("decode_planes2", t, "planes2/1", "base/1", {.limit = 1.125});
   Ratio("dense_over_b4", t, "dense/4", "fused/4", {.limit = 3.2, .better = Better::kHigher});
   Ratio("dense_over_b14", t, "dense/14", "fused/14", {.limit = 7.47, .better = Better::kHigher});
-  Ratio("at_linear_over_base", t, "at_linear1/", "base/1",
-        {.goal = 1.0, .better = Better::kHigher});
-  Ratio("at_linear_over_base14", t, "at_linear14/", "base/14",
-        {.goal = 1.0, .better = Better::kHigher});
+  const Budget as_fast{.goal = 1.0, .better = Better::kHigher};
+  Ratio("at_linear_over_base", t, "at_linear1/bf16", "base1/bf16", as_fast);
+  Ratio("at_linear_over_base_fp32", t, "at_linear1/fp32", "base/1", as_fast);
+  Ratio("at_linear_over_base14", t, "at_linear14/bf16", "base14/bf16", as_fast);
+  Ratio("at_linear_over_base14_fp32", t, "at_linear14/fp32", "base14/fp32", as_fast);
   if (report_.Wants({"base_bandwidth"})) {
     const double read = t.Seconds("read/") / static_cast<double>(layers_.bf16().size());
     report_.Ratio("base_bandwidth", read / t.Seconds("base/1"),
@@ -219,15 +228,24 @@ void LinearBench::Decode() {
 }
 
 void LinearBench::Prefill() {
-  if (!report_.Wants({"prefill512"})) return;
+  if (!report_.Wants({"prefill512_fp32"})) return;
   Comparison t(report_, "prefill", report_.options().Rounds(7));
-  AddOurs(t, "fused/512", kPrefillRows, 1, OneVariant, 1, DeltaSum::kFolded);
-  AddOurs(t, "base/512", kPrefillRows, 1, BaseOnly);
+  const auto fused = [&](const std::string& name, DeltaSum sum, DType x) {
+    AddOurs(t, name, {.rows = kPrefillRows, .variant = OneVariant, .sum = sum, .x = x});
+  };
+  fused("fused512/fp32", DeltaSum::kFolded, DType::kF32);
+  fused("fused512/bf16", DeltaSum::kFolded, DType::kBF16);
+  fused("apart512/bf16", DeltaSum::kApart, DType::kBF16);
+  AddOurs(t, "base512/fp32", {.rows = kPrefillRows});
+  AddOurs(t, "base512/bf16", {.rows = kPrefillRows, .x = DType::kBF16});
   AddTorch(t, "at_linear512/bf16", layers_.bf16(), kPrefillRows, 1);
   AddTorch(t, "at_linear512/fp32", layers_.fp32(), kPrefillRows, 1);
   t.Run();
-  report_.Ratio("prefill512", t.Seconds("fused/512") / t.Seconds("at_linear512/"),
-                {.goal = 1.25, .limit = 1.0}, "512 rows, 11008 x 4096 bf16, one variant");
+  const std::string sizes = "512 rows, 11008 x 4096 bf16, one variant";
+  const Budget budget{.goal = 1.25, .limit = 1.0};
+  report_.Ratio("prefill512", t.Seconds("fused512/") / t.Seconds("at_linear512/"), budget, sizes);
+  report_.Ratio("prefill512_fp32", t.Seconds("fused512/fp32") / t.Seconds("at_linear512/fp32"),
+                budget, sizes);
 }
 
 }  // namespace
