@@ -207,6 +207,18 @@ def test_names_of_a_pool_are_its_own(daemon: Daemon, base_folder: Path, tmp_path
         assert done.returncode == 1 and done.stderr, bad
 
 
+def test_when_a_pool_merges_unless_told(daemon: Daemon, pool: str) -> None:
+    for name, flags, threshold, quality in (
+            (pool, [], 1, 0.75), (f"{pool}-q", ["--quantile", 0.5, "--quality", 0.95], None, 0.95),
+            (f"{pool}-t", ["--threshold", 0.25], 0.25, 0.75)):
+        daemon.cli("pool", "create", name, "--base", "tiny", "--bytes", 400_000, *flags)
+        shown = show(daemon, name)
+        assert (shown["threshold"], shown["quality"]) == (threshold, quality), name
+    done = daemon.cli("pool", "create", f"{pool}-both", "--base", "tiny", "--bytes", 400_000,
+                      "--threshold", 0.5, "--quantile", 0.5, check=False)
+    assert done.returncode == 2 and "--quantile" in done.stderr
+
+
 def test_a_pool_travels_to_a_device(daemon: Daemon, base_folder: Path, tmp_path: Path, pool: str
                                     ) -> None:
     folders = [make_adapter(base_folder, tmp_path / str(i), 20 + i) for i in range(2)]

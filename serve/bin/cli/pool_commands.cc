@@ -18,6 +18,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// What `pool create` says if nobody does: merged only where there is no room, but then rather than
+// that a task is put out. examples/adapter_pool/README.md has the measurements.
+constexpr double kThreshold = 1;
+constexpr double kQuality = 0.75;
+
 struct PoolOptions {
   std::string pool;
   std::string task;
@@ -26,8 +31,9 @@ struct PoolOptions {
   std::string base;
   std::vector<std::string> probes;
   rpc::PoolConfig config;
-  double threshold = 0;
+  double threshold = kThreshold;
   const CLI::Option* threshold_option = nullptr;
+  const CLI::Option* quantile_option = nullptr;
   bool no_evict = false;
   bool force = false;
   bool no_wait = false;
@@ -110,7 +116,10 @@ Status Create(const Globals& globals, const PoolOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
   rpc::PoolConfig config = options.config;
   config.evict = !options.no_evict;
-  if (options.threshold_option->count() > 0) config.__set_threshold(options.threshold);
+  // By a quantile only where that was said.
+  if (options.threshold_option->count() > 0 || options.quantile_option->count() == 0) {
+    config.__set_threshold(options.threshold);
+  }
   STOCKPOT_ASSIGN_OR_RETURN(const rpc::Pool pool,
                             client->CreatePool(options.pool, options.base, config));
   PrintPool(globals, pool);
@@ -257,6 +266,7 @@ Status Import(const Globals& globals, const PoolOptions& options) {
 }
 
 void AddCreateOptions(CLI::App& command, PoolOptions& options) {
+  options.config.quality = kQuality;
   const auto most = std::numeric_limits<int64_t>::max();
   command.add_option("--base", options.base, "The base that its adapters are over")->required();
   command.add_option("--bytes", options.config.budget_bytes, "What it never exceeds")
@@ -271,13 +281,17 @@ void AddCreateOptions(CLI::App& command, PoolOptions& options) {
   options.threshold_option =
       command
           .add_option("--threshold", options.threshold,
-                      "Similarity from which on adapters are merged (by the pool's own)")
+                      "Similarity from which on adapters are merged though there is room (1: none)")
           ->check(CLI::Range(-1.0, 1.0));
-  command.add_option("--quantile", options.config.quantile, "Without --threshold: which one")
-      ->check(CLI::Range(0.0, 1.0));
+  options.quantile_option =
+      command
+          .add_option("--quantile", options.config.quantile,
+                      "In place of --threshold: that quantile of the pool's own similarities")
+          ->check(CLI::Range(0.0, 1.0))
+          ->excludes(const_cast<CLI::Option*>(options.threshold_option));
   command
       .add_option("--quality", options.config.quality,
-                  "exp(own loss - loss) that every task keeps in a merge")
+                  "exp(own loss - loss) that every task keeps in a merge (0.75)")
       ->check(CLI::Range(0.0, 1.0));
   command.add_option("--rank", options.config.rank, "Of merged adapters (the larger of the two)")
       ->check(CLI::Range(int64_t{0}, most));
