@@ -87,3 +87,37 @@ def test_publish_study_reports_every_seed(publish_study: tuple[dict[str, Any], P
     row = next(line for line in printed.splitlines() if line.startswith("| 1 bit, mean |"))
     losses = sorted(seed["variants"]["1 bit, mean"]["loss"] for seed in study["seeds"])
     assert f"| {sum(losses) / 2:.4f} ({losses[0]:.4f}, {losses[1]:.4f}) |" in row, row
+
+
+@pytest.mark.timeout(900)
+def test_adapter_pool_example(tmp_path: Path) -> None:
+    """Two adapters in a pool that has room for one.
+
+    What is kept for the pool's record is as much as two such small adapters.
+    """
+    tiny_llama.make(tmp_path / "base")
+    arguments = [REPOSITORY / "examples/adapter_pool/run.py", "--bin", bin_dir(), "--base-folder",
+                 tmp_path / "base", "--work", tmp_path / "work", "--tasks", "licenses,cython",
+                 "--room", 0.7, "--steps", 24]
+    printed = run(*arguments)
+    result = json.loads((tmp_path / "work" / "result.json").read_text())
+    assert printed.count("24 steps, training loss") == 2
+    assert result["reached"]["device"] == 0 and result["reached"]["peft"] < 1e-3
+    losses = result["losses"]
+    for task in ("licenses", "cython"):
+        assert losses["own"][task] < losses["base"][task] - 0.05, losses
+    for name in ("OPCM", "running mean"):
+        pool = result["pools"][name]["pool"]
+        assert [member["merged"] for member in pool["members"]] == [2], name
+        assert result["pools"][name]["most_bytes"] <= pool["budget_bytes"]
+        for task, loss in result["pools"][name]["losses"].items():
+            assert loss < losses["base"][task] - 0.05, (name, losses)
+            assert loss != losses["own"][task], (name, losses)
+    assert result["pools"]["defaults"]["most_bytes"] <= pool["budget_bytes"]
+    assert set(result["pools"]["defaults"]["losses"]) == {"licenses", "cython"}
+    assert (tmp_path / "work" / "table.md").read_text().strip() in printed
+    assert "licenses + cython" in printed or "cython + licenses" in printed
+    # What was trained is kept.
+    again = run(*arguments)
+    assert "training loss" not in again
+    assert json.loads((tmp_path / "work" / "result.json").read_text())["losses"] == losses
