@@ -14,6 +14,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 namespace stockpot {
@@ -156,8 +157,7 @@ struct Tall {
 };
 
 // The Gram matrix into `eigen`: what it reads of it.
-void FillGram(const Tall& tall, MatrixWorkspace& workspace) {
-  PartialEigen& eigen = workspace.eigen;
+void FillGram(const Tall& tall, PartialEigen& eigen, MatrixWorkspace& workspace) {
   eigen.Resize(tall.cols);
   MakeProduct({.a = tall.data,
                .a_row = tall.column_step,
@@ -252,16 +252,14 @@ int64_t RankByFloor(std::span<const double> ascending, double energy, double flo
   return static_cast<int64_t>(ascending.size() - count);
 }
 
-// The cut in float32, or nothing where float32 cannot tell which directions to keep; `delta` is as
-// it was then. What is kept is measured on the delta itself: ||delta Q||_F^2 of orthonormal Q is
-// exact to second order in the error of Q.
+// The cut in float32 by the spectrum in `eigen`, or nothing where float32 cannot tell which
+// directions to keep; the delta is as it was then. What is kept is measured on the delta itself:
+// ||delta Q||_F^2 of orthonormal Q is exact to second order in the error of Q.
 Result<std::optional<MatrixReport>> TruncateInFloat32(const Tall& tall, double energy,
                                                       const MergeOptions& options,
+                                                      PartialEigen& eigen,
                                                       MatrixWorkspace& workspace) {
   const int64_t n = tall.cols;
-  PartialEigen& eigen = workspace.eigen;
-  FillGram(tall, workspace);
-  if (!eigen.Decompose()) return std::optional<MatrixReport>();
   const std::span<const double> values = eigen.values();
   const bool fixed = options.rank > 0;
   MatrixReport report{.rank = fixed ? options.rank : RankByFloor(values, energy, options.energy)};
@@ -311,20 +309,63 @@ Result<MatrixReport> TruncateExactly(at::Tensor delta, const MergeOptions& optio
   return report;
 }
 
-Result<MatrixReport> Truncate(int64_t rows, int64_t cols, double energy,
-                              const MergeOptions& options, float* delta,
-                              MatrixWorkspace& workspace) {
+bool FitsFloat32(int64_t rows, int64_t cols, double energy) {
   int exponent = 0;
   std::frexp(std::sqrt(energy / static_cast<double>(rows * cols)), &exponent);
-  const bool fits = std::abs(exponent) <= kMostExponent;
-  if (fits && std::min(rows, cols) >= kLeastFloat32Side) {
-    const Tall tall =
-        cols <= rows ? Tall{delta, rows, cols, cols, 1} : Tall{delta, cols, rows, 1, cols};
-    STOCKPOT_ASSIGN_OR_RETURN(const std::optional<MatrixReport> report,
-                              TruncateInFloat32(tall, energy, options, workspace));
-    if (report) return *report;
+  return std::abs(exponent) <= kMostExponent && std::min(rows, cols) >= kLeastFloat32Side;
+}
+
+// One of the deltas that are cut together.
+struct Cut {
+  Tall tall;
+  double energy = 0;
+  bool in_float32 = false;  // may be
+  PartialEigen* eigen = nullptr;
+};
+
+// Gram matrices and spectra of two at most: `in_float32` of those that have one.
+void Decompose(std::span<Cut> cuts, MatrixWorkspace& workspace) {
+  std::vector<Cut*> wanted;
+  for (Cut& cut : cuts) {
+    if (!cut.in_float32) continue;
+    cut.eigen = &workspace.eigens[wanted.size()];
+    FillGram(cut.tall, *cut.eigen, workspace);
+    wanted.push_back(&cut);
   }
-  return TruncateExactly(View(rows, cols, delta), options);
+  if (wanted.size() == 1) wanted[0]->in_float32 = wanted[0]->eigen->Decompose();
+  if (wanted.size() < 2) return;
+  std::tie(wanted[0]->in_float32, wanted[1]->in_float32) =
+      PartialEigen::DecomposeBoth(*wanted[0]->eigen, *wanted[1]->eigen);
+}
+
+Result<std::vector<MatrixReport>> Truncate(int64_t rows, int64_t cols, std::span<Cut> cuts,
+                                           const MergeOptions& options,
+                                           MatrixWorkspace& workspace) {
+  std::vector<MatrixReport> reports;
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    if (i % workspace.eigens.size() == 0) {
+      Decompose(cuts.subspan(i, std::min(workspace.eigens.size(), cuts.size() - i)), workspace);
+    }
+    const Cut& cut = cuts[i];
+    MatrixReport& report = reports.emplace_back();
+    if (cut.energy == 0) continue;
+    const int64_t full = std::min(rows, cols);
+    if (options.rank >= full || (options.rank == 0 && options.energy >= 1)) {
+      report.rank = full;
+      continue;
+    }
+    std::optional<MatrixReport> in_float32;
+    if (cut.in_float32) {
+      STOCKPOT_ASSIGN_OR_RETURN(
+          in_float32, TruncateInFloat32(cut.tall, cut.energy, options, *cut.eigen, workspace));
+    }
+    if (in_float32) {
+      report = *in_float32;
+    } else {
+      STOCKPOT_ASSIGN_OR_RETURN(report, TruncateExactly(View(rows, cols, cut.tall.data), options));
+    }
+  }
+  return reports;
 }
 
 MatrixReport ReweightBySpectrum(at::Tensor delta, double spectral) {
@@ -348,7 +389,7 @@ MatrixReport ReweightBySpectrum(at::Tensor delta, double spectral) {
 
 // LibTorch's exceptions end here.
 template <typename Body>
-Result<MatrixReport> Guarded(Body body) {
+auto Guarded(Body body) -> decltype(body()) {
   try {
     const at::NoGradGuard no_grad;
     return body();
@@ -364,18 +405,23 @@ int64_t MatrixWorkspace::bytes() const {
   for (const ProductScratch& scratch : products) {
     floats += scratch.a.capacity() + scratch.b.capacity();
   }
-  return eigen.bytes() + floats * static_cast<int64_t>(sizeof(float));
+  return eigens[0].bytes() + eigens[1].bytes() + floats * static_cast<int64_t>(sizeof(float));
 }
 
-Result<MatrixReport> TruncateDelta(int64_t rows, int64_t cols, const MergeOptions& options,
-                                   float* delta, MatrixWorkspace& workspace) {
-  STOCKPOT_ASSIGN_OR_RETURN(const double energy, SquaredNorm(delta, rows * cols));
-  if (energy == 0) return MatrixReport{};
+Result<std::vector<MatrixReport>> TruncateDeltas(int64_t rows, int64_t cols,
+                                                 const MergeOptions& options,
+                                                 std::span<float* const> deltas,
+                                                 MatrixWorkspace& workspace) {
   const int64_t full = std::min(rows, cols);
-  if (options.rank >= full || (options.rank == 0 && options.energy >= 1)) {
-    return MatrixReport{.rank = full};
+  const bool keeps_all = options.rank >= full || (options.rank == 0 && options.energy >= 1);
+  std::vector<Cut> cuts;
+  for (float* delta : deltas) {
+    Cut& cut = cuts.emplace_back();
+    cut.tall = cols <= rows ? Tall{delta, rows, cols, cols, 1} : Tall{delta, cols, rows, 1, cols};
+    STOCKPOT_ASSIGN_OR_RETURN(cut.energy, SquaredNorm(delta, rows * cols));
+    cut.in_float32 = !keeps_all && cut.energy > 0 && FitsFloat32(rows, cols, cut.energy);
   }
-  return Guarded([&] { return Truncate(rows, cols, energy, options, delta, workspace); });
+  return Guarded([&] { return Truncate(rows, cols, cuts, options, workspace); });
 }
 
 Result<MatrixReport> ReweightDelta(int64_t rows, int64_t cols, double spectral, double base_norm,

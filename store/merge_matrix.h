@@ -1,7 +1,7 @@
 // What a merge does to the delta (fine-tuned - base) of one matrix: the part that needs singular
 // values. Merges over whole models: store/merge.h.
 //
-//   TruncateDelta   U_r S_r V_r^T; r is the smallest rank that keeps a share of ||delta||_F^2, or
+//   TruncateDeltas  U_r S_r V_r^T; r is the smallest rank that keeps a share of ||delta||_F^2, or
 //                   fixed
 //   ReweightDelta   high * delta_k + low * (delta - delta_k), delta_k = U_k S_k V_k^T: the paper's
 //                   MonoSoup, arXiv 2602.09689
@@ -9,19 +9,20 @@
 // Both work in place on `delta` [rows, cols], row-major float32; what it holds after an error is
 // unspecified. The spectrum comes from the eigenvalues of the Gram matrix of the smaller side.
 //
-// ReweightDelta computes in float64, and so does TruncateDelta where the smaller side is short. A
+// ReweightDelta computes in float64, and so does TruncateDeltas where the smaller side is short. A
 // larger one it cuts in float32 (kernels/svd/partial_eigen.h, kernels/dense/product.h), which is
-// off by about 1e-6
-// ||delta||_F, measures what that keeps, and takes float64 where the rank is not certain or its
-// last direction not apart from the next. So the rank is always that of float64.
+// off by about 1e-6 ||delta||_F, measures what that keeps, and takes float64 where the rank is not
+// certain or its last direction not apart from the next. So the rank is always that of float64.
 //
 // Repeatable: the same bytes, on one machine and number of threads, where `delta` begins on a cache
 // line. Thread promise: any thread; LibTorch's own threads do the work.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "kernels/base/aligned_buffer.h"
@@ -41,20 +42,24 @@ struct MatrixReport {
   bool unchanged = true;
 };
 
-// Memory of TruncateDelta() that one call leaves to the next: pages that are new cost more than
+// Memory of TruncateDeltas() that one call leaves to the next: pages that are new cost more than
 // what is done with them. One user at a time; what it was used for before changes no result.
 struct MatrixWorkspace {
-  PartialEigen eigen;
+  std::array<PartialEigen, 2> eigens;    // so many deltas are decomposed side by side
   std::vector<ProductScratch> products;  // one a thread
   AlignedBuffer<float> part;
 
   int64_t bytes() const;
 };
 
-// InvalidArgument: a value is not finite, or a fixed rank keeps less than options.energy and
-// options.force is not set. REQUIRES: rows, cols >= 1 and CheckMergeOptions().
-Result<MatrixReport> TruncateDelta(int64_t rows, int64_t cols, const MergeOptions& options,
-                                   float* delta, MatrixWorkspace& workspace);
+// Of one matrix of several checkpoints: each of `deltas` [rows, cols] is cut for itself, and has
+// the bits and the report that it would have alone; two take less time together. InvalidArgument: a
+// value is not finite, or a fixed rank keeps less than options.energy and options.force is not set.
+// REQUIRES: rows, cols >= 1 and CheckMergeOptions().
+Result<std::vector<MatrixReport>> TruncateDeltas(int64_t rows, int64_t cols,
+                                                 const MergeOptions& options,
+                                                 std::span<float* const> deltas,
+                                                 MatrixWorkspace& workspace);
 
 // `spectral`: 0 for k = ceil(exp(entropy of s / sum s)), the effective rank; otherwise R, and k is
 // the least with which the first k keep R of ||delta||_F^2. With P = kept_energy,

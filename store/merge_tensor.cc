@@ -213,9 +213,9 @@ int64_t Cols(const TensorInfo& tensor) { return tensor.elements() / tensor.shape
 }  // namespace
 
 int64_t MergeWorkspace::bytes() const {
-  return 4 * (sum.capacity() + delta.capacity() + read_values.capacity()) + base.capacity() +
-         read_bytes.capacity() + 8 * made_values.capacity() + made_bytes.capacity() +
-         matrix.bytes();
+  return 4 * (sum.capacity() + delta.capacity() + other_delta.capacity() + read_values.capacity()) +
+         base.capacity() + read_bytes.capacity() + 8 * made_values.capacity() +
+         made_bytes.capacity() + matrix.bytes();
 }
 
 TensorMerger::TensorMerger(const TensorSource& base, std::vector<const TensorSource*> parents,
@@ -242,11 +242,12 @@ bool TensorMerger::IsDecomposed(const TensorInfo& tensor) const {
   return options_.method != MergeMethod::kModelStock && UsesBase(tensor);
 }
 
-// Two deltas and the base; a float64 copy of one and its projection; the Gram matrix, its vectors
-// and LAPACK's workspace.
+// Two deltas, three of more than two parents, and the base; a float64 copy of one and its
+// projection; the Gram matrix, its vectors and LAPACK's workspace.
 int64_t TensorMerger::MatrixBytes(const TensorInfo& tensor) const {
   const int64_t side = std::min(Rows(tensor), Cols(tensor));
-  return (2 * 4 + 4 + 2 * 8) * tensor.elements() + 4 * 8 * side * side;
+  const int64_t deltas = parents_.size() > 2 ? 3 : 2;
+  return (deltas * 4 + 4 + 2 * 8) * tensor.elements() + 4 * 8 * side * side;
 }
 
 Status TensorMerger::CheckTypes(const TensorInfo& tensor) const {
@@ -299,15 +300,21 @@ Result<MergedTensorReport> TensorMerger::MergeDeltas(const TensorInfo& tensor, c
   float* sum = workspace.sum.Reserve(n);
   MergedTensorReport report;
   bool unchanged = true;
-  for (size_t p = 0; p < parents_.size(); ++p) {
-    float* delta = p == 0 ? sum : workspace.delta.Reserve(n);
-    STOCKPOT_RETURN_IF_ERROR(DeltaTo(*parents_[p], base, base_bytes, workspace, delta));
+  for (size_t p = 0; p < parents_.size(); p += 2) {
+    std::vector<float*> deltas = {p == 0 ? sum : workspace.other_delta.Reserve(n)};
+    if (p + 1 < parents_.size()) deltas.push_back(workspace.delta.Reserve(n));
+    for (size_t i = 0; i < deltas.size(); ++i) {
+      STOCKPOT_RETURN_IF_ERROR(DeltaTo(*parents_[p + i], base, base_bytes, workspace, deltas[i]));
+    }
     STOCKPOT_ASSIGN_OR_RETURN(
-        report.matrices.emplace_back(),
-        TruncateDelta(Rows(tensor), Cols(tensor), options_, delta, workspace.matrix));
-    unchanged = unchanged && report.matrices.back().unchanged;
-    if (p == 0) continue;
-    for (int64_t i = 0; i < n; ++i) sum[i] += delta[i];
+        const std::vector<MatrixReport> reports,
+        TruncateDeltas(Rows(tensor), Cols(tensor), options_, deltas, workspace.matrix));
+    for (size_t i = 0; i < deltas.size(); ++i) {
+      report.matrices.push_back(reports[i]);
+      unchanged = unchanged && reports[i].unchanged;
+      if (deltas[i] == sum) continue;
+      for (int64_t e = 0; e < n; ++e) sum[e] += deltas[i][e];
+    }
   }
   // The mean of the W_i, exact in float64: one checkpoint comes back bit for bit.
   if (unchanged) {

@@ -34,7 +34,7 @@ using ByteSink = std::function<Status(std::span<const std::byte> bytes)>;
 // Memory of Merge() that one call leaves to the next: pages that are new cost more than what is
 // done with them. One user at a time; what it was used for before changes no result.
 struct MergeWorkspace {
-  AlignedBuffer<float> sum, delta;
+  AlignedBuffer<float> sum, delta, other_delta;
   AlignedBuffer<std::byte> base;        // of a tensor that is decomposed, as it is stored
   AlignedBuffer<std::byte> read_bytes;  // of a block
   AlignedBuffer<float> read_values;     // likewise
@@ -63,7 +63,7 @@ class TensorMerger {
   // Whether singular values do.
   bool IsDecomposed(const TensorInfo& tensor) const;
   // The most bytes that Merge() needs of a tensor that is decomposed. In units of its float32
-  // values, for a square one: 15.
+  // values, for a square one: 15, and 16 with more than two parents.
   int64_t MatrixBytes(const TensorInfo& tensor) const;
 
   // The merged tensor, of the first parent's dtype (`tensor` is its entry, no alias). Its elements

@@ -15,50 +15,112 @@ constexpr int64_t kVectorsAtOnce = 16;  // of T, written to the columns together
 constexpr int kMaxQlIterations = 60;    // of one eigenvalue; two are usual
 constexpr double kOrthogonal = 1e-6;    // most |x_i . x_j| that is let pass
 
-// Eigenvalues of the tridiagonal matrix, into `d`, in no order: the QL iteration without square
-// roots of Pal, Walker and Kahan (LAPACK's sterf). `squares`, of what is beside the diagonal, is
-// destroyed.
-bool QlEigenvalues(std::vector<double>& d, std::vector<double>& squares) {
-  const auto n = static_cast<int64_t>(d.size());
-  double norm = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    norm = std::max(norm, std::fabs(d[i]));
-    if (i < n - 1) norm = std::max(norm, std::sqrt(squares[i]));
+// Eigenvalues of a tridiagonal matrix, into `d`, in no order: the QL iteration without square roots
+// of Pal, Walker and Kahan (LAPACK's sterf). `squares`, of what is beside the diagonal, is
+// destroyed. In a sweep every step waits for the division of the one before; so sweeps are cut into
+// runs of steps, and those of two matrices can go side by side.
+class QlIteration {
+ public:
+  QlIteration(std::vector<double>& d, std::vector<double>& squares)
+      : d_(d.data()), squares_(squares.data()), n_(static_cast<int64_t>(d.size())) {
+    double norm = 0;
+    for (int64_t i = 0; i < n_; ++i) {
+      norm = std::max(norm, std::fabs(d_[i]));
+      if (i < n_ - 1) norm = std::max(norm, std::sqrt(squares_[i]));
+    }
+    const double least = std::numeric_limits<double>::epsilon() * norm;
+    least_square_ = least * least;
+    BeginSweep();
   }
-  const double least = std::numeric_limits<double>::epsilon() * norm;
-  for (int64_t l = 0; l < n; ++l) {
-    for (int iteration = 0;; ++iteration) {
-      int64_t m = l;
-      while (m < n - 1 && squares[m] > least * least) ++m;
-      if (m == l) break;
-      if (iteration == kMaxQlIterations) return false;
-      const double beside = std::sqrt(squares[l]);
-      const double half = (d[l + 1] - d[l]) / (2 * beside);
-      const double root = std::copysign(std::sqrt(half * half + 1), half);
-      const double sigma = d[l] - beside / (half + root);
-      double c = 1, s = 0, gamma = d[m] - sigma, p = gamma * gamma;
-      for (int64_t i = m - 1; i >= l; --i) {
-        const double square = squares[i], r = p + square;
-        if (i != m - 1) squares[i + 1] = s * r;
-        const double c_before = c, gamma_before = gamma;
-        // 1 / c is r / p: made beside c, so that the next p does not wait for two divisions.
-        const double inverse = r * (1 / p);
-        c = p / r;
-        s = square / r;
-        gamma = c * (d[i] - sigma) - s * gamma_before;
-        d[i + 1] = gamma_before + (d[i] - gamma);
-        if (c == 0) {
-          p = c_before * square;
-        } else {
-          p = std::isfinite(inverse) ? gamma * gamma * inverse : gamma * gamma / c;
-        }
+
+  bool has_converged() const { return l_ == n_; }
+  // Of the sweep under way; 0: there is none any more.
+  int64_t steps_left() const { return steps_left_; }
+
+  // REQUIRES: count <= steps_left() of all.
+  static void Run(QlIteration& a, int64_t count) {
+    Chain chain = a.chain_;
+    for (int64_t k = 0; k < count; ++k) chain.Step();
+    a.Ran(chain, count);
+  }
+  static void RunBoth(QlIteration& a, QlIteration& b, int64_t count) {
+    Chain of_a = a.chain_, of_b = b.chain_;
+    for (int64_t k = 0; k < count; ++k) {
+      of_a.Step();
+      of_b.Step();
+    }
+    a.Ran(of_a, count);
+    b.Ran(of_b, count);
+  }
+
+ private:
+  // What a sweep carries from element i + 1 to i.
+  struct Chain {
+    double* d = nullptr;
+    double* squares = nullptr;
+    int64_t i = 0;
+    double sigma = 0, c = 1, s = 0, gamma = 0, p = 0;
+
+    void Step() {
+      const double square = squares[i], r = p + square;
+      squares[i + 1] = s * r;  // of the first step: 0, where a 0 or less than `least` is
+      const double c_before = c, gamma_before = gamma;
+      // 1 / c is r / p: made beside c, so that the next p does not wait for two divisions.
+      const double inverse = r * (1 / p);
+      c = p / r;
+      s = square / r;
+      gamma = c * (d[i] - sigma) - s * gamma_before;
+      d[i + 1] = gamma_before + (d[i] - gamma);
+      if (c == 0) {
+        p = c_before * square;
+      } else {
+        p = std::isfinite(inverse) ? gamma * gamma * inverse : gamma * gamma / c;
       }
-      squares[l] = s * p;
-      d[l] = sigma + gamma;
+      --i;
+    }
+  };
+
+  void BeginSweep() {
+    steps_left_ = 0;
+    for (; l_ < n_; ++l_, iterations_ = 0) {
+      int64_t m = l_;
+      while (m < n_ - 1 && squares_[m] > least_square_) ++m;
+      if (m == l_) continue;
+      if (iterations_++ == kMaxQlIterations) return;
+      const double beside = std::sqrt(squares_[l_]);
+      const double half = (d_[l_ + 1] - d_[l_]) / (2 * beside);
+      const double root = std::copysign(std::sqrt(half * half + 1), half);
+      const double sigma = d_[l_] - beside / (half + root);
+      const double gamma = d_[m] - sigma;
+      chain_ = {.d = d_,
+                .squares = squares_,
+                .i = m - 1,
+                .sigma = sigma,
+                .gamma = gamma,
+                .p = gamma * gamma};
+      steps_left_ = m - l_;
+      return;
     }
   }
-  return true;
-}
+
+  void Ran(const Chain& chain, int64_t count) {
+    chain_ = chain;
+    steps_left_ -= count;
+    if (steps_left_ > 0) return;
+    squares_[l_] = chain.s * chain.p;
+    d_[l_] = chain.sigma + chain.gamma;
+    BeginSweep();
+  }
+
+  double* const d_;
+  double* const squares_;
+  const int64_t n_;
+  double least_square_ = 0;
+  int64_t l_ = 0;  // eigenvalues that are found
+  int iterations_ = 0;
+  Chain chain_;
+  int64_t steps_left_ = 0;
+};
 
 }  // namespace
 
@@ -164,18 +226,37 @@ void PartialEigen::ReducePanel(int64_t begin, int64_t end) {
   }
 }
 
-bool PartialEigen::Decompose() {
+void PartialEigen::Reduce() {
   std::fill_n(panel_.Reserve(3 * kPanel * stride_), 3 * kPanel * stride_, 0.0f);
   std::fill_n(reflectors_.Reserve(n_ * stride_), n_ * stride_, 0.0f);
   std::fill(taus_.begin(), taus_.end(), 0.0f);
   std::fill(beside_.begin(), beside_.end(), 0.0);
   for (int64_t j = 0; j < n_; j += kPanel) ReducePanel(j, std::min(n_, j + kPanel));
   values_ = diagonal_;
-  std::vector<double> squares = beside_;
-  for (double& e : squares) e *= e;
-  if (!QlEigenvalues(values_, squares)) return false;
+  squares_ = beside_;
+  for (double& e : squares_) e *= e;
+}
+
+bool PartialEigen::Decompose() {
+  Reduce();
+  QlIteration ql(values_, squares_);
+  while (ql.steps_left() > 0) QlIteration::Run(ql, ql.steps_left());
   std::sort(values_.begin(), values_.end());
-  return true;
+  return ql.has_converged();
+}
+
+std::pair<bool, bool> PartialEigen::DecomposeBoth(PartialEigen& a, PartialEigen& b) {
+  a.Reduce();
+  b.Reduce();
+  QlIteration of_a(a.values_, a.squares_), of_b(b.values_, b.squares_);
+  while (of_a.steps_left() > 0 && of_b.steps_left() > 0) {
+    QlIteration::RunBoth(of_a, of_b, std::min(of_a.steps_left(), of_b.steps_left()));
+  }
+  while (of_a.steps_left() > 0) QlIteration::Run(of_a, of_a.steps_left());
+  while (of_b.steps_left() > 0) QlIteration::Run(of_b, of_b.steps_left());
+  std::sort(a.values_.begin(), a.values_.end());
+  std::sort(b.values_.begin(), b.values_.end());
+  return {of_a.has_converged(), of_b.has_converged()};
 }
 
 // T - value = L D L^T from the top and U D U^T from the bottom; they meet where the last pivot is

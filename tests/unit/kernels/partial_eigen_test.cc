@@ -55,13 +55,17 @@ double Norm(const Matrix& a) {
   return std::sqrt(std::inner_product(a.begin(), a.end(), a.begin(), 0.0));
 }
 
-bool Decompose(PartialEigen& eigen, const Matrix& a, int64_t n) {
+void Fill(PartialEigen& eigen, const Matrix& a, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) {
       const bool is_read = j >= i / kPanelAlign * kPanelAlign;
       eigen.matrix()[i * eigen.stride() + j] = is_read ? static_cast<float>(a[i * n + j]) : 1e6f;
     }
   }
+}
+
+bool Decompose(PartialEigen& eigen, const Matrix& a, int64_t n) {
+  Fill(eigen, a, n);
   return eigen.Decompose();
 }
 
@@ -187,6 +191,28 @@ TEST(PartialEigenTest, IsRepeatableAndReusable) {
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t c = 0; c < 40; ++c) {
       ASSERT_EQ(x.data[i * x.stride + c], y.data[i * y.stride + c]);
+    }
+  }
+}
+
+// Also where one splits, has equal eigenvalues or another size than the other.
+TEST(PartialEigenTest, BothIsAsEach) {
+  std::mt19937_64 random(13);
+  const std::vector<std::pair<int64_t, Matrix>> cases = {
+      {1, Symmetric(1, random)},      {2, Symmetric(2, random)},
+      {90, Gram(90, 120, 1, random)}, {90, Gram(90, 90, 0.9, random)},
+      {90, Matrix(90 * 90)},          {90, Diagonal(90, [](int64_t i) { return i % 7; })},
+      {131, Symmetric(131, random)}};
+  for (const auto& [n, a] : cases) {
+    for (const auto& [m, b] : cases) {
+      PartialEigen of_a(n), of_b(m), first(n), second(m);
+      ASSERT_TRUE(Decompose(of_a, a, n));
+      ASSERT_TRUE(Decompose(of_b, b, m));
+      Fill(first, a, n);
+      Fill(second, b, m);
+      ASSERT_EQ(PartialEigen::DecomposeBoth(first, second), std::pair(true, true));
+      EXPECT_TRUE(std::ranges::equal(of_a.values(), first.values())) << n << " beside " << m;
+      EXPECT_TRUE(std::ranges::equal(of_b.values(), second.values())) << m << " beside " << n;
     }
   }
 }

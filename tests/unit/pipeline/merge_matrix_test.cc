@@ -106,7 +106,37 @@ std::vector<Case> Cases(std::mt19937_64& random) {
 Result<MatrixReport> Truncate(int64_t rows, int64_t cols, const MergeOptions& options,
                               float* delta) {
   static thread_local MatrixWorkspace workspace;
-  return TruncateDelta(rows, cols, options, delta, workspace);
+  float* const one[] = {delta};
+  STOCKPOT_ASSIGN_OR_RETURN(const std::vector<MatrixReport> reports,
+                            TruncateDeltas(rows, cols, options, one, workspace));
+  return reports.at(0);
+}
+
+// Of two and three, one of which may be zero, too small for float32, or not cut at all.
+TEST(MergeMatrixTest, TogetherIsAsAlone) {
+  std::mt19937_64 random(TestSeed());
+  const int64_t rows = 160, cols = 140, n = rows * cols;
+  const std::vector<Matrix> kinds = {Noise(random, n, 1e-3), LowRank(random, rows, cols, 9, 1e-3),
+                                     Matrix(n), Noise(random, n, 1e-25)};
+  for (size_t first = 0; first < kinds.size(); ++first) {
+    for (size_t second = 0; second < kinds.size(); ++second) {
+      std::vector<Matrix> alone = {kinds[first], kinds[second], kinds[0]}, together = alone;
+      std::vector<float*> deltas;
+      for (Matrix& delta : together) deltas.push_back(delta.data());
+      MatrixWorkspace workspace;
+      const auto reports = TruncateDeltas(rows, cols, {.energy = 0.9}, deltas, workspace);
+      ASSERT_OK(reports);
+      ASSERT_EQ(reports->size(), alone.size());
+      EXPECT_GT(workspace.bytes(), 0);
+      for (size_t i = 0; i < alone.size(); ++i) {
+        const auto report = Truncate(rows, cols, {.energy = 0.9}, alone[i].data());
+        ASSERT_OK(report);
+        EXPECT_EQ(report->rank, (*reports)[i].rank);
+        EXPECT_EQ(report->kept_energy, (*reports)[i].kept_energy);
+        EXPECT_EQ(alone[i], together[i]) << first << ", " << second << ": " << i;
+      }
+    }
+  }
 }
 
 TEST(MergeMatrixTest, AgreesWithNumpy) {
