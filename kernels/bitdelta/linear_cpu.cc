@@ -15,9 +15,9 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/base/aligned_buffer.h"
 #include "kernels/bitdelta/linear.h"
 #include "kernels/bitdelta/linear_plan.h"
+#include "kernels/bitdelta/linear_scratch.h"
 #include "kernels/bitdelta/packed_signs.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -28,6 +28,7 @@
 #include "kernels/bitdelta/linear_base-inl.h"
 #include "kernels/bitdelta/linear_delta-inl.h"
 #include "kernels/bitdelta/linear_panel-inl.h"
+#include "kernels/bitdelta/linear_walk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace stockpot {
@@ -45,16 +46,14 @@ void OrderRowOfPairs(const void* x, int64_t columns, int64_t step, float* ordere
   OrderPairs(static_cast<const BF16Pair*>(x), columns, step, ordered);
 }
 
-void WidenX(const BF16* x, int64_t columns, float* wide) {
+void WidenRowOfX(const void* row, int64_t columns, float* wide) {
+  const BF16* x = static_cast<const BF16*>(row);
   const FloatTag f;
   int64_t c = 0;
-  for (; c + kFloatLanes <= columns; c += kFloatLanes)
+  for (; c + kFloatLanes <= columns; c += kFloatLanes) {
     hn::StoreU(LoadAsFloat(f, x + c), f, wide + c);
+  }
   for (; c < columns; ++c) wide[c] = FloatFromBF16(x[c].bits);
-}
-
-void WidenRowOfX(const void* x, int64_t columns, float* wide) {
-  WidenX(static_cast<const BF16*>(x), columns, wide);
 }
 
 bool ProcessorMultipliesPairs() { return MultipliesPairs(); }
@@ -66,162 +65,12 @@ void TableOfRow(const float* x, int64_t columns, float* table) {
 int64_t PanelMemoryFloats(int64_t d_in) { return PanelFloats(d_in); }
 int64_t PartialMemoryFloats(int64_t d_in, int64_t tokens) { return PartialFloats(d_in, tokens); }
 
-// Row blocks walked at a time: the 1-bit half follows the dense half while both are in the cache.
-inline constexpr int64_t kWalkBlocks = 4;
-
-OutputPath PathOf(const OutputRange& range) {
-  return {.end = range.end * kSignBlockRows,
-          .next = range.next < 0 ? -1 : range.next * kSignBlockRows,
-          .d_out = range.d_out};
-}
-
-// The dense half of row blocks [begin, end) for all rows of the range.
-void DotBlocks(const OutputRange& range, int64_t begin, int64_t end) {
-  const int64_t first = begin * kSignBlockRows;
-  const int64_t last = std::min(range.d_out, end * kSignBlockRows);
-  const OutputPath path = PathOf(range);
-  const std::span<const PlannedRow> rows = range.rows;
-  for (size_t i = 0; i < rows.size();) {
-    const WeightMatrix& weight = *rows[i].weight;
-    size_t j = i;
-    while (j < rows.size() && SameProduct(rows[i], rows[j])) ++j;
-    const int64_t count = static_cast<int64_t>(j - i);
-    const auto multiply = [&](auto type) {
-      using T = decltype(type);
-      if (IsTiles(rows[i].order)) {
-        PanelRows<T>(weight, rows[i].folded_signs(), &rows[i], count, first, last, path,
-                     range.memory);
-      } else {
-        DotRows<T>(weight, &rows[i], count, first, last, path);
-      }
-    };
-#if STOCKPOT_LINEAR_PAIRS
-    if (IsPair(rows[i].order)) {
-      multiply(BF16Pair{});
-    } else {
-      WithWeightType(weight.dtype, multiply);
-    }
-#else
-    WithWeightType(weight.dtype, multiply);
-#endif
-    i = j;
-  }
-}
-
-// The words of a plane of `signs` that are read after plane p of row blocks [begin, end).
-const uint32_t* WordsAfter(const OutputRange& range, size_t next_row,
-                           const PackedSigns::Layout& signs, int64_t p, int64_t begin,
-                           int64_t end) {
-  if (p + 1 < signs.planes) return signs.block(p + 1, begin);
-  const std::span<const PlannedRow> rows = range.apart;
-  if (next_row < rows.size() && rows[next_row].apart_signs() != nullptr) {
-    return rows[next_row].apart_signs()->block(0, begin);
-  }
-  const PackedSigns::Layout* first = rows[0].apart_signs();  // of the next row blocks
-  const int64_t then = end < range.end ? end : range.next;
-  if (first != nullptr && then >= 0 && then + kWalkBlocks <= first->row_blocks) {
-    return first->block(0, then);
-  }
-  return signs.block(p, begin);
-}
-
-// What the 1-bit half of row blocks [begin, end) fetches of the weight: the rows after those that
-// the dense half has fetched.
-WeightAhead AheadOfSigns(const OutputRange& range, int64_t begin, int64_t end) {
-  constexpr int64_t kRows = 8;
-  if (!range.dense_half) return {};
-  const int64_t fetched = range.rows.size() == 1 ? kRows : kDecodePanelRows;
-  const int64_t steps = (end - begin) * kSignBlockRows + fetched;
-  const int64_t then = PathOf(range).After(begin * kSignBlockRows, steps, kRows);
-  if (then < 0) return {};
-  return WeightAhead(*range.rows[0].weight, then, then + kRows);
-}
-
-// The 1-bit half of row blocks [begin, end).
-void SignBlocks(const OutputRange& range, int64_t begin, int64_t end) {
-  const std::span<const PlannedRow> rows = range.apart;
-  WeightAhead ahead = AheadOfSigns(range, begin, end);
-  for (size_t i = 0; i < rows.size();) {
-    const PackedSigns::Layout* signs = rows[i].apart_signs();
-    size_t j = i;
-    while (j < rows.size() && rows[j].apart_signs() == signs) ++j;
-    for (int64_t p = 0; signs != nullptr && p < signs->planes; ++p) {
-      const uint32_t* then = WordsAfter(range, j, *signs, p, begin, end);
-      DeltaRows(&rows[i], static_cast<int64_t>(j - i), p, begin, end, then, ahead);
-    }
-    i = j;
-  }
-}
-
-void AddBias(const OutputRange& range) {
-  const int64_t last = std::min(range.d_out, range.end * kSignBlockRows);
-  for (const PlannedRow& row : range.rows) {
-    if (row.bias == nullptr) continue;
-    for (int64_t o = range.begin * kSignBlockRows; o < last; ++o) row.y[o] += row.bias[o];
-  }
-}
-
-void WalkRange(const OutputRange& range) {
-  for (int64_t b = range.begin; b < range.end; b += kWalkBlocks) {
-    const int64_t end = std::min(b + kWalkBlocks, range.end);
-    if (range.dense_half) DotBlocks(range, b, end);
-    SignBlocks(range, b, end);
-  }
-  if (range.with_bias) AddBias(range);
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace stockpot
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace stockpot {
-namespace {
-
-// Panels of the threads that are at work: as many as the pool has threads.
-class PanelPool {
- public:
-  void Prepare(int64_t threads, int64_t panel_floats, int64_t partial_floats) {
-    panel_floats_ = panel_floats;
-    stride_ = panel_floats + partial_floats;
-    memory_.Reserve(threads * stride_);
-    if (threads > threads_) {
-      busy_ = std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(threads));
-      threads_ = threads;
-    }
-  }
-
-  // REQUIRES: fewer panels are out than Prepare was told of threads.
-  int64_t Take() {
-    for (int64_t i = 0;; i = (i + 1) % threads_) {
-      if (!busy_[static_cast<size_t>(i)].exchange(true, std::memory_order_acquire)) return i;
-    }
-  }
-  void Return(int64_t i) { busy_[static_cast<size_t>(i)].store(false, std::memory_order_release); }
-
-  PanelMemory at(int64_t i) const {
-    float* panel = memory_.data() + i * stride_;
-    return {.panel = panel, .partials = panel + panel_floats_};
-  }
-
- private:
-  AlignedBuffer<float> memory_;
-  std::unique_ptr<std::atomic<bool>[]> busy_;
-  int64_t threads_ = 0;
-  int64_t panel_floats_ = 0;
-  int64_t stride_ = 0;
-};
-
-}  // namespace
-
-struct LinearScratch::State {
-  std::vector<int64_t> order;    // rows of x, as the kernel walks them
-  std::vector<PlannedRow> rows;  // [outputs, rows of a pass]
-  AlignedBuffer<float> widened;  // [rows of a pass, d_in]: x, where it is bfloat16
-  AlignedBuffer<float> ordered;  // x in every order that is asked for, one after another
-  AlignedBuffer<float> tables;   // [rows of a group, table_floats]
-  PanelPool panels;
-};
 
 LinearScratch::LinearScratch() : state_(std::make_unique<State>()) {}
 LinearScratch::~LinearScratch() = default;
@@ -431,10 +280,17 @@ class Call {
     return all + (r - lane) * RowFloats(order) + lane * x_layout_.vector_floats;
   }
 
+  // Whether row r of the pass is read as float32: in an order, or for its table.
+  bool NeedsFloats(int64_t r) const {
+    bool needs = apart_.begin <= r && r < apart_.end;
+    for (int k = 0; k < kXOrders; ++k) needs |= asked_[k] && !IsPair(static_cast<XOrder>(k));
+    return needs;
+  }
+
   // Copies row r of the pass into every order.
   void OrderRowOfX(int64_t r) const {
     const void* x = args_.x.row(scratch_.order[pass_.begin + r]);
-    if (args_.x.dtype == DType::kBF16) {
+    if (args_.x.dtype == DType::kBF16 && NeedsFloats(r)) {
       HWY_DYNAMIC_DISPATCH(WidenRowOfX)(x, d_in_, widened_ + r * d_in_);
     }
     for (int k = 0; k < kXOrders; ++k) {
