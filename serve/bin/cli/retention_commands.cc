@@ -1,6 +1,8 @@
 // What stays and what goes: retention, pin, unpin, delete, undelete, gc.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 
 #include "serve/bin/cli/commands.h"
 #include "serve/bin/cli/json.h"
@@ -78,6 +80,43 @@ std::string JoinReasons(const std::vector<std::string>& reasons) {
   return text;
 }
 
+// Whether a checkpoint or merge stays by the rule (store/retention.h KeepText).
+bool KeepsAny(const rpc::RetentionReport& report, const rpc::BestRule& rule) {
+  const std::string reason = "best " + std::to_string(rule.keep) + " by " + rule.metric;
+  return std::any_of(report.fates.begin(), report.fates.end(), [&](const rpc::Fate& fate) {
+    return std::find(fate.reasons.begin(), fate.reasons.end(), reason) != fate.reasons.end();
+  });
+}
+
+// A sentence for each rule by a metric that nothing of the run has. The metric of an evaluation
+// that is still to come is one, and so is a misspelt one.
+Result<std::vector<std::string>> RetentionWarnings(Client& client,
+                                                   const rpc::RetentionReport& report,
+                                                   const std::string& run) {
+  std::vector<std::string> warnings;
+  if (report.fates.empty()) return warnings;
+  std::string known;
+  for (const rpc::BestRule& rule : report.policy.best) {
+    if (KeepsAny(report, rule)) continue;
+    if (known.empty()) {
+      std::set<std::string> names;
+      STOCKPOT_ASSIGN_OR_RETURN(const std::vector<rpc::LogEntry> log, client.Log(run));
+      for (const rpc::LogEntry& entry : log) {
+        for (const auto& [name, value] : entry.artifact.metrics) names.insert(name);
+        for (const rpc::Eval& eval : entry.artifact.evals) {
+          names.insert(eval.task + "/" + eval.metric);
+        }
+      }
+      for (const std::string& name : names) known += (known.empty() ? "" : ", ") + name;
+      if (known.empty()) known = "none";
+    }
+    warnings.push_back("nothing of run '" + run + "' has the metric '" + rule.metric +
+                       "', so that 'best " + std::to_string(rule.keep) + " by " + rule.metric +
+                       "' keeps nothing until something has; its metrics are: " + known);
+  }
+  return warnings;
+}
+
 void PrintRetention(const rpc::RetentionReport& report) {
   std::printf("keeps %s; deleted ones can be undeleted for %s\n",
               Printable(PolicyText(report.policy)).c_str(),
@@ -109,10 +148,17 @@ Status Retention(const Globals& globals, const RetentionOptions& options) {
     STOCKPOT_RETURN_IF_ERROR(client->SetRetention(options.run, policy).status());
   }
   STOCKPOT_ASSIGN_OR_RETURN(const rpc::RetentionReport report, client->Retention(options.run));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::vector<std::string> warnings,
+                            RetentionWarnings(*client, report, options.run));
   if (globals.json) {
-    PrintJson(ToJson(report));
+    Json json = ToJson(report);
+    json["warnings"] = warnings;
+    PrintJson(json);
   } else {
     PrintRetention(report);
+  }
+  for (const std::string& warning : warnings) {
+    std::fprintf(stderr, "stockpot: retention: warning: %s\n", Printable(warning).c_str());
   }
   return OkStatus();
 }
