@@ -117,7 +117,8 @@ std::optional<double> PoolThreshold(const PoolConfig& config, std::vector<double
   const auto below = static_cast<size_t>(place);
   const size_t above = std::min(below + 1, similarities.size() - 1);
   const double share = place - static_cast<double>(below);
-  return similarities[below] + share * (similarities[above] - similarities[below]);
+  const double quantile = similarities[below] + share * (similarities[above] - similarities[below]);
+  return std::max(quantile, kLeastPoolSimilarity);
 }
 
 const PoolMember* LeastRequested(const PoolRecord& pool, const RequestCounts& requests) {

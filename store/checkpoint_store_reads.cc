@@ -237,7 +237,7 @@ std::vector<Run> CheckpointStore::ListRuns() const {
 Result<Run> CheckpointStore::GetRun(std::string_view name) const {
   STOCKPOT_ASSIGN_OR_RETURN(const auto raw,
                             impl_->catalog->Get(Column::kRecords, keys::Named(keys::kRuns, name)));
-  if (!raw) return NotFound("run '" + std::string(name.substr(0, 256)) + "'");
+  if (!raw) return NotFound("there is no run '" + std::string(name.substr(0, 256)) + "'");
   return DecodeRun(*raw);
 }
 

@@ -261,7 +261,7 @@ Status CommitWriter::CheckRetentionChanges(const Commit& commit) const {
   for (const RetentionChange& change : commit.retention) {
     STOCKPOT_ASSIGN_OR_RETURN(const auto run,
                               batch_.Get(Column::kRecords, keys::Named(keys::kRuns, change.run)));
-    if (!run) return NotFound("run '" + change.run + "'");
+    if (!run) return NotFound("there is no run '" + change.run + "'");
   }
   std::vector<std::string_view> runs;
   for (const ProbeSet& probe : commit.probes) runs.push_back(probe.run);
@@ -270,7 +270,7 @@ Status CommitWriter::CheckRetentionChanges(const Commit& commit) const {
   for (const std::string_view name : runs) {
     STOCKPOT_ASSIGN_OR_RETURN(const auto run,
                               batch_.Get(Column::kRecords, keys::Named(keys::kRuns, name)));
-    if (!run) return NotFound("run '" + std::string(name) + "'");
+    if (!run) return NotFound("there is no run '" + std::string(name) + "'");
   }
   STOCKPOT_RETURN_IF_ERROR(CheckTextsApart(commit));
   for (const PinChange& change : commit.pins) {

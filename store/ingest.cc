@@ -36,10 +36,12 @@ Status CheckRequest(const CheckpointStore& store, const SessionRequest& request)
                            std::to_string(request.world) + ": a world has 1 to " +
                            std::to_string(kMaxWorld) + " ranks, counted from 0");
   }
-  const auto of_pool = request.kind == ArtifactKind::kAdapter ? SplitPoolRoute(request.run)
-                                                              : std::nullopt;
+  const auto of_pool =
+      request.kind == ArtifactKind::kAdapter ? SplitPoolRoute(request.run) : std::nullopt;
   if (!of_pool && !IsValidRunName(request.run)) {
-    return InvalidArgument("not a name of a run or base");
+    return InvalidArgument("'" + request.run.substr(0, 128) +
+                           "' is no name of a run, base, pool or task: letters, digits, '.', '_', "
+                           "'-', at most 128, the first a letter or digit");
   }
   if (!request.attempt.empty() && !IsPrintableName(request.attempt, kMaxAttemptBytes)) {
     return InvalidArgument("the attempt's name is over " + std::to_string(kMaxAttemptBytes) +

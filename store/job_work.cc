@@ -9,6 +9,7 @@
 #include "store/best_model.h"
 #include "store/bitdelta_codec.h"
 #include "store/job_arguments.h"
+#include "store/record_codec.h"
 
 namespace stockpot {
 namespace {
@@ -16,6 +17,8 @@ namespace {
 constexpr int kRouteAttempts = 5;            // of a commit whose routes somebody moved meanwhile
 constexpr int64_t kEventsLookedAt = 10'000;  // of those that came during an expire job
 constexpr std::string_view kMovedBy = "pipeline";
+constexpr char kJudgedBy[] = "judged_by";  // argument of a publish that is done
+constexpr size_t kJudgedByDigits = 16;
 
 Result<std::optional<StepRecord>> FindStep(const CheckpointStore& store, const std::string& run,
                                            const std::function<bool(const StepRecord&)>& wanted) {
@@ -92,6 +95,11 @@ bool JobWork::StillStands(const Job& job) const {
   if (job.kind != JobKind::kPublish) return true;
   const Result<PublishRequest> request = ReadPublish(job);
   if (!request.ok()) return false;
+  // Other texts or limits: other scales perhaps, and another judgement.
+  const auto judged = job.args.find(kJudgedBy);
+  if ((judged == job.args.end() ? "" : judged->second) != JudgedBy(request->source.run)) {
+    return false;
+  }
   // Routes move while they are looked at: a name that fails only counts if it is still due.
   std::vector<std::string> failed;
   for (;;) {
@@ -117,7 +125,8 @@ Status JobWork::Expire(const Job& job) {
   return Conclude(job, {}, [&] { return CheckpointSince(seen, run); });
 }
 
-// The outcome is committed with the job's state; what is cleaned after it may wait for the next one.
+// The outcome is committed with the job's state; what is cleaned after it may wait for the next
+// one.
 Status JobWork::Pool(const Job& job, const ProgressFunction& progress) {
   STOCKPOT_ASSIGN_OR_RETURN(const std::optional<PoolWork::Refusal> refusal,
                             pool_.Do(job, Finished(job, Digest{}), progress));
@@ -138,9 +147,8 @@ Status JobWork::Conclude(const Job& job, Commit commit, const std::function<bool
 
 bool JobWork::CheckpointSince(int64_t event, const std::string& run) const {
   const auto since = store_.EventsSince(event, kEventsLookedAt);
-  return std::any_of(since.begin(), since.end(), [&](const Event& e) {
-    return e.type == "checkpoint" && e.subject == run;
-  });
+  return std::any_of(since.begin(), since.end(),
+                     [&](const Event& e) { return e.type == "checkpoint" && e.subject == run; });
 }
 
 bool JobWork::WholeSince(int64_t event) const {
@@ -216,8 +224,26 @@ Result<JobWork::PublishRequest> JobWork::ReadPublish(const Job& job) const {
   return request;
 }
 
-Status JobWork::Publish(const Job& job, const ProgressFunction& progress) {
-  STOCKPOT_ASSIGN_OR_RETURN(const PublishRequest request, ReadPublish(job));
+std::string JobWork::JudgedBy(const std::string& run) const {
+  if (run.empty()) return "";
+  const auto digest = [](const Result<std::optional<ProbeSet>>& texts) {
+    return texts.ok() && *texts ? (*texts)->digest().Hex() : std::string();
+  };
+  const std::string probe = digest(store_.GetProbe(run));
+  const std::string calibration = digest(store_.GetCalibration(run));
+  const Result<GateConfig> kept = store_.GetGate(run);
+  const GateConfig gate = kept.ok() ? *kept : GateConfig{};
+  if (probe.empty() && calibration.empty() && gate == GateConfig{}) return "";
+  const std::string all = probe + "/" + calibration + "/" + EncodeGate(gate);
+  return Sha256(all).Hex().substr(0, kJudgedByDigits);
+}
+
+Status JobWork::Publish(const Job& given, const ProgressFunction& progress) {
+  STOCKPOT_ASSIGN_OR_RETURN(const PublishRequest request, ReadPublish(given));
+  Job job = given;
+  job.args.erase(kJudgedBy);
+  // Before they are read: what changes meanwhile makes it a publish of something else.
+  if (std::string by = JudgedBy(request.source.run); !by.empty()) job.args[kJudgedBy] = by;
   // Before the work: a name that cannot be served is refused at once.
   STOCKPOT_RETURN_IF_ERROR(
       RouteNames(request.source, request.artifact, request.codec, request.name).status());
@@ -225,15 +251,14 @@ Status JobWork::Publish(const Job& job, const ProgressFunction& progress) {
     return [&progress, index](double share) { return progress((index + share) / 3); };
   };
   STOCKPOT_ASSIGN_OR_RETURN(
-      Manifest draft,
-      BuildVariant(store_, request.artifact, request.codec, threads_, third(0), request.options,
-                   {.job = job.key}));
+      Manifest draft, BuildVariant(store_, request.artifact, request.codec, threads_, third(0),
+                                   request.options, {.job = job.key}));
   STOCKPOT_ASSIGN_OR_RETURN(const Manifest variant,
                             Calibrate(job, request, std::move(draft), third(1)));
   STOCKPOT_ASSIGN_OR_RETURN(const GateOutcome gate, PassGate(request, variant, third(2)));
   if (gate.probe && std::isfinite(gate.probe->full_loss)) {
-    STOCKPOT_RETURN_IF_ERROR(KeepLoss(request.source, request.artifact, gate.probe->texts,
-                                      gate.probe->full_loss));
+    STOCKPOT_RETURN_IF_ERROR(
+        KeepLoss(request.source, request.artifact, gate.probe->texts, gate.probe->full_loss));
   }
   if (gate.refusal && request.force.empty()) return Refuse(job, request, gate);
   Status status;
@@ -252,6 +277,11 @@ Result<std::vector<std::string>> JobWork::RouteNames(const Manifest& source,
   if (!name.empty()) {
     if (!IsValidRouteName(name))
       return InvalidArgument("'" + name.substr(0, 64) + "' is no route name");
+    const auto of_pool = SplitPoolRoute(name);
+    if (of_pool && store_.GetPool(of_pool->first).ok()) {
+      return InvalidArgument("'" + name + "' is a name of pool '" + of_pool->first +
+                             "': choose one without its prefix");
+    }
     const std::optional<Alias> alias = store_.GetAlias(name);
     if (alias) {
       STOCKPOT_ASSIGN_OR_RETURN(const Manifest target, store_.GetManifest(alias->artifact));
@@ -260,10 +290,10 @@ Result<std::vector<std::string>> JobWork::RouteNames(const Manifest& source,
       }
     }
   }
-  STOCKPOT_ASSIGN_OR_RETURN(
-      const std::optional<StepRecord> step,
-      FindStep(store_, source.run,
-               [&](const StepRecord& s) { return s.artifact == source_digest; }));
+  STOCKPOT_ASSIGN_OR_RETURN(const std::optional<StepRecord> step,
+                            FindStep(store_, source.run, [&](const StepRecord& s) {
+                              return s.artifact == source_digest;
+                            }));
   if (!step) {
     if (name.empty()) {
       return InvalidArgument("artifact " + source_digest.ShortHex() +
@@ -377,6 +407,8 @@ Result<Commit> JobWork::MergeCommit(const Job& job, const MergeArguments& args,
                          {"method", AttributeOr(merged, "method")},
                          {"kept_energy_min", AttributeOr(merged, "kept_energy_min")},
                          {"job", job.key}}};
+  if (other)
+    event.fields["step_is"] = other->artifact.Hex();  // of RUN@STEP.merge: this has no name
   event.fields.insert(scores.fields.begin(), scores.fields.end());
   commit.events.push_back(event);
   if (scores.worse) {
@@ -399,8 +431,8 @@ Status JobWork::Fail(Job job, const Status& why,
   job.finished_ms = clock_();
   if (job.kind == JobKind::kPool) job.args.erase("texts");  // up to 64 KiB
   Event event;
-  event.type = std::string(JobKindName(job.kind)) +
-               (refused && !maintains ? "_refused" : "_failed");
+  event.type =
+      std::string(JobKindName(job.kind)) + (refused && !maintains ? "_refused" : "_failed");
   event.fields = job.args;
   for (const auto& [name, value] : more_fields) event.fields[name] = value;
   event.fields["reason"] = why.message();

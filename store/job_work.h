@@ -71,6 +71,8 @@ class JobWork {
     std::optional<GateMeasures::Probe> probe;
   };
   Result<PublishRequest> ReadPublish(const Job& job) const;
+  // The texts and limits that a publish of the run goes by; empty: none but the defaults.
+  std::string JudgedBy(const std::string& run) const;
   Status Publish(const Job& job, const ProgressFunction& progress);
   // The draft with the scales that were asked for; or as it is, and why, where that cannot be. An
   // error: not now, but perhaps later.

@@ -135,18 +135,22 @@ Result<bool> PoolWork::KeepsQuality(const Incoming& incoming, Change& change, Fi
   return keeps;
 }
 
+bool PoolWork::IsMeasured(const Incoming& incoming) {
+  const PoolMember& nearest = *incoming.nearest;
+  return incoming.own_loss.has_value() &&
+         std::all_of(incoming.pool.tasks.begin(), incoming.pool.tasks.end(),
+                     [&](const PoolTask& task) {
+                       return task.member != nearest.artifact || task.own_loss.has_value();
+                     });
+}
+
 PoolWork::Tried PoolWork::Merge(Incoming& incoming, Fields& fields,
                                 const ProgressFunction& progress) {
   const PoolRecord& pool = incoming.pool;
   const PoolMember& member = *incoming.nearest;
   const std::string name = "merge with " + member.artifact.ShortHex();
   const bool similar = incoming.threshold && incoming.similarity >= *incoming.threshold;
-  const bool measured =
-      incoming.own_loss.has_value() &&
-      std::all_of(pool.tasks.begin(), pool.tasks.end(), [&](const PoolTask& task) {
-        return task.member != member.artifact || task.own_loss.has_value();
-      });
-  if (!measured && !similar) {
+  if (!similar && !IsMeasured(incoming)) {
     Note(incoming.path, name + ": not similar, and a task of it is not measured");
     return std::optional<Change>();
   }
@@ -322,11 +326,12 @@ PoolWork::Tried PoolWork::Decide(Incoming& incoming, Fields& fields,
   if (incoming.threshold) fields["threshold"] = Text(*incoming.threshold);
   const bool similar = incoming.nearest != nullptr && incoming.threshold &&
                        incoming.similarity >= *incoming.threshold;
-  if (similar) {
+  STOCKPOT_ASSIGN_OR_RETURN(const bool fits, FitsApart(apart));
+  // While there is room nothing is risked that cannot be measured.
+  if (similar && (!fits || IsMeasured(incoming))) {
     STOCKPOT_ASSIGN_OR_RETURN(auto merged, Merge(incoming, fields, progress));
     if (merged) return merged;
   }
-  STOCKPOT_ASSIGN_OR_RETURN(const bool fits, FitsApart(apart));
   if (fits) return std::optional(std::move(apart));
   STOCKPOT_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(apart));
   Note(incoming.path, "apart: " + std::to_string(bytes) + " bytes" +

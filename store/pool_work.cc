@@ -64,12 +64,22 @@ Result<PoolWork::Incoming> PoolWork::Read(const PoolRecord& pool, PoolAddRequest
                                           const ProgressFunction& progress) const {
   Incoming incoming{.pool = pool, .request = std::move(request)};
   for (const std::string& task : incoming.request.tasks) {
-    if (!IsValidRunName(task)) return InvalidArgument("a task is named like a run");
+    if (!IsValidRunName(task)) {
+      return InvalidArgument("'" + task.substr(0, 128) +
+                             "' is no name of a task: letters, digits, '.', '_', '-', at most "
+                             "128, the first a letter or digit");
+    }
     if (const PoolTask* known = pool.FindTask(task)) {
       return AlreadyExists("task '" + task + "' of pool '" + pool.name + "' came with adapter " +
                            known->own.ShortHex() + ": remove it first (`stockpot pool remove " +
                            pool.name + " " + task + "`)");
     }
+  }
+  for (const std::string& task : incoming.request.tasks) {
+    const std::string route = PoolRoute(pool.name, task);
+    if (!parts_.store.GetRoute(route)) continue;
+    return AlreadyExists("'" + route + "' serves what was published under that name: `stockpot " +
+                         "unpublish " + route + "`, or give the task another name");
   }
   if (incoming.request.tasks.empty()) return InvalidArgument("an adapter comes for a task");
   STOCKPOT_ASSIGN_OR_RETURN(incoming.manifest, parts_.store.GetManifest(incoming.request.artifact));

@@ -77,6 +77,8 @@ class PoolWork {
   Result<std::optional<Refusal>> Remove(const Job& job, Job finished);
   Status DeletePool(const Job& job, Job finished, const ProgressFunction& progress);
   Tried Decide(Incoming& incoming, Fields& fields, const ProgressFunction& progress);
+  // Whether the quality of its tasks and of its nearest member's can be measured.
+  static bool IsMeasured(const Incoming& incoming);
   Tried Merge(Incoming& incoming, Fields& fields, const ProgressFunction& progress);
   Tried Shrink(Incoming& incoming, Fields& fields, const ProgressFunction& progress);
   Tried Evict(Incoming& incoming, Fields& fields) const;

@@ -117,6 +117,31 @@ def test_the_gates_numbers_are_those_of_transformers(
                                                                               abs=1e-4)
 
 
+def test_a_publish_is_judged_again_by_other_texts_and_limits(
+        daemon: Daemon, base_folder: Path, base_weights: Weights, tmp_path: Path) -> None:
+    create(daemon, "again")
+    push(daemon, "again", base_folder, {1: tuned(base_weights, 3, scale=5e-2)})
+    wait_jobs(daemon)
+
+    def publish() -> tuple[int, int]:
+        """The exit code, and how often a variant of the run was made or refused."""
+        done = daemon.cli("publish", "again@1", check=False)
+        made = [e for kind in ("variant", "publish_refused") for e in events(daemon, kind)
+                if "again" in json.dumps(e)]
+        return done.returncode, len(made)
+
+    served = json.loads(daemon.cli("show", "again@1", "--json").stdout)["routes"]
+    assert publish() == (0, 1), "nothing changed: nothing is done again"
+    set_probe(daemon, "again", tmp_path)
+    assert publish()[1] == 2, "there are texts to measure it on now"
+    daemon.cli("gate", "again", "--max-kl", "1e-9", "--min-top1", 0, "--max-loss-rise", 100)
+    assert publish() == (1, 3), "and a limit that it does not meet"
+    assert json.loads(daemon.cli("show", "again@1", "--json").stdout)["routes"] == served
+    daemon.cli("gate", "again", "--max-kl", 100)
+    assert publish() == (0, 4)
+    assert publish() == (0, 4)
+
+
 def test_c14_a_bad_variant_is_refused_and_the_old_one_goes_on(
         daemon: Daemon, base_folder: Path, base_weights: Weights, tmp_path: Path) -> None:
     create(daemon, "guarded")

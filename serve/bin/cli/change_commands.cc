@@ -67,6 +67,19 @@ double ParseSpectral(const std::string& text) {
   throw CLI::ValidationError("--spectral", "'" + text + "' is neither erank nor in (0, 1]");
 }
 
+// A second merge of a step stands beside the first, which keeps the name.
+Status TellNameless(Client& client, const std::string& result) {
+  STOCKPOT_ASSIGN_OR_RETURN(const rpc::ArtifactInfo made, client.Show(result));
+  const std::string name = made.run + "@" + std::to_string(made.step) + ".merge";
+  const Result<Digest> named = client.Resolve(name);
+  if (!named.ok() || named->Hex() == result) return OkStatus();
+  std::fprintf(stderr,
+               "stockpot: %s stays %s: this merge goes by its digest %s alone (--step gives one a "
+               "step of its own)\n",
+               Printable(name).c_str(), named->ShortHex().c_str(), result.substr(0, 12).c_str());
+  return OkStatus();
+}
+
 void AddMerge(Registry& registry) {
   const auto options = std::make_shared<MergeCommand>();
   CLI::App* command =
@@ -82,7 +95,8 @@ void AddMerge(Registry& registry) {
       ->add_option("--last", how.last,
                    "The newest N checkpoints of the run, up to the step if one is named")
       ->check(CLI::Range(int32_t{1}, int32_t{1024}));
-  command->add_option("--weights", how.weights, "mean: one each, in the order of the IDs")
+  command->add_option("--weights", how.weights, "mean: one for each ID, in their order")
+      ->type_name("W1,W2,...")
       ->delimiter(',')
       ->allow_extra_args(false);
   command->add_option("--spectral", options->spectral,
@@ -102,6 +116,10 @@ void AddMerge(Registry& registry) {
     registry.action = [&registry, options]() -> Status {
       STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(registry.globals));
       STOCKPOT_ASSIGN_OR_RETURN(rpc::Job job, client->Merge(options->request));
+      if (!options->no_wait) {
+        STOCKPOT_ASSIGN_OR_RETURN(job, WaitForJob(*client, std::move(job), registry.globals.quiet));
+        STOCKPOT_RETURN_IF_ERROR(TellNameless(*client, job.result));
+      }
       return FinishJob(*client, registry.globals, std::move(job), !options->no_wait);
     };
   });
@@ -120,11 +138,10 @@ struct PublishOptions {
 Status Publish(const Globals& globals, const PublishOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
   STOCKPOT_ASSIGN_OR_RETURN(
-      rpc::Job job,
-      options.force
-          ? client->PublishForced(options.id, options.codec, options.name, options.why, Me(),
-                                  options.how)
-          : client->Publish(options.id, options.codec, options.name, options.how));
+      rpc::Job job, options.force
+                        ? client->PublishForced(options.id, options.codec, options.name,
+                                                options.why, Me(), options.how)
+                        : client->Publish(options.id, options.codec, options.name, options.how));
   return FinishJob(*client, globals, std::move(job), !options.no_wait);
 }
 
@@ -135,9 +152,10 @@ void AddPublish(Registry& registry) {
   command->add_option("ID", options->id, "Checkpoint or merge")->required();
   command->add_option("--as", options->name, "Route (default: RUN@STEP and what it implies)");
   command
-      ->add_option("--codec", options->codec,
-                   "bitdelta: 1 bit a weight; auto: what is measured to be worth its bytes; sparse: "
-                   "exactly, the changed elements; dense: as it is (default: the run's)")
+      ->add_option(
+          "--codec", options->codec,
+          "bitdelta: 1 bit a weight; auto: what is measured to be worth its bytes; sparse: "
+          "exactly, the changed elements; dense: as it is (default: the run's)")
       ->check(CLI::IsMember(kPublishCodecs));
   AddPublishFlags(*command, "", "", options->how);
   CLI::Option* force =

@@ -179,15 +179,16 @@ TEST_F(AdapterPool, AMergeThatCostsQualityIsKeptApartWhereItFits) {
   EXPECT_EQ(Pool().members.size(), 2u);
 }
 
-TEST_F(AdapterPool, WithoutTextsSimilarityDecidesAndTheEventSaysSo) {
-  Create(4, {.threshold = 0.2});
+// What cannot be measured is not risked while there is room; then similarity decides.
+TEST_F(AdapterPool, WithoutTextsSimilarityDecidesWhereThereIsNoRoomAndTheEventSaysSo) {
+  Create(3.5, {.threshold = 0.2});
   Start(FakeScore(10));
   EXPECT_EQ(Add("a", Adapter(1, 1), false).state, JobState::kDone);
   EXPECT_EQ(Add("b", Adapter(1, 2), false).state, JobState::kDone);
-  EXPECT_EQ(LastPoolEvent().fields.at("outcome"), "merged");
-  EXPECT_EQ(LastPoolEvent().fields.at("unmeasured"), "a,b");
-  EXPECT_EQ(Add("c", Adapter(2, 3), false).state, JobState::kDone);
   EXPECT_EQ(LastPoolEvent().fields.at("outcome"), "apart");
+  EXPECT_EQ(Add("c", Adapter(1, 3), false).state, JobState::kDone);
+  EXPECT_EQ(LastPoolEvent().fields.at("outcome"), "merged");
+  EXPECT_EQ(LastPoolEvent().fields.at("unmeasured").size(), 3u) << "two of the three tasks";
 }
 
 TEST_F(AdapterPool, TheThresholdIsAQuantileOfThePool) {
@@ -195,6 +196,9 @@ TEST_F(AdapterPool, TheThresholdIsAQuantileOfThePool) {
   EXPECT_DOUBLE_EQ(*PoolThreshold({}, {0.3, 0.1, 0.2}), 0.2);
   EXPECT_DOUBLE_EQ(*PoolThreshold({.quantile = 0.25}, {0.3, 0.1, 0.2, 0.5, 0.4}), 0.2);
   EXPECT_DOUBLE_EQ(*PoolThreshold({.threshold = 0.7}, {0.3, 0.1, 0.2}), 0.7);
+  // Independent ones: hardly a similarity, and some of it below zero.
+  EXPECT_DOUBLE_EQ(*PoolThreshold({}, {-0.003, 0.001, -0.01}), kLeastPoolSimilarity);
+  EXPECT_DOUBLE_EQ(*PoolThreshold({.threshold = -1.0}, {0.3, 0.1, 0.2}), -1.0);
 }
 
 // Unlike ones in a full pool, whose merge would cost too much: first with less rank, then in place

@@ -299,6 +299,7 @@ TEST_F(PipelineTest, MergesByHand) {
   const Job second = SubmitAndWait(MakeMergeJob("demo", 2, {c1, c2}, {.energy = 0.5}));
   ASSERT_EQ(second.state, JobState::kDone) << second.error;
   EXPECT_NE(second.result, first.result);
+  EXPECT_EQ(Events("merge").back().fields.at("step_is"), first.result);
   EXPECT_EQ(store_->ResolveName("demo@2.merge")->Hex(), first.result);
   const Digest made = Digest::FromHex(second.result).value();
   const Job named = SubmitAndWait(MakePublishJob(made, PublishCodec::kBitDelta, "half"));
