@@ -9,8 +9,8 @@ reinforcement learning (rl_step.py), all in one daemon. Then, on held-out text t
 at: the loss of every checkpoint, of the merge of the last two by each method, and of the last one
 published in every way. All numbers come from the daemon, on the path that answers requests.
 
-Writes OUT/study.json and OUT/study.md (report.py); started again, it goes on where it was. About 50
-minutes on two cores; --quick: one seed, fewer steps and ways, about 10.
+Writes OUT/study.json and OUT/study.md (report.py); started again, it goes on where it was. As it
+is: 87 minutes on two cores that had much else to do; --quick: one seed, fewer steps and ways.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def parse_arguments() -> argparse.Namespace:
         help="the base as a Hugging Face folder (examples/base_model/fetch.sh prints it)")
     add("--out", type=Path, required=True, metavar="DIR", help="made if it does not exist")
     add("--seeds", type=int, default=2, help="(default: %(default)s)")
-    add("--steps", type=int, default=96, help="of a fine-tune (default: %(default)s)")
-    add("--pushes", type=int, default=6, help="checkpoints of it (default: %(default)s)")
-    add("--passages", type=int, default=12, help="held-out texts (default: %(default)s)")
-    add("--calibration", type=int, default=16,
+    add("--steps", type=int, default=48, help="of a fine-tune (default: %(default)s)")
+    add("--pushes", type=int, default=4, help="checkpoints of it (default: %(default)s)")
+    add("--passages", type=int, default=10, help="held-out texts (default: %(default)s)")
+    add("--calibration", type=int, default=6,
         help="texts of training that alphas are found on (default: %(default)s)")
     add("--quick", action="store_true", help="one seed, 16 steps, fewer ways and texts")
     args = parser.parse_args()

@@ -108,7 +108,9 @@ TEST_F(RpcRanksTest, C11_RanksSaveAtOnceAndAnyNumberLoads) {
   for (const auto& reply : replies) {
     ASSERT_OK(reply);
     complete += reply->complete;
-    if (reply->complete) EXPECT_EQ(reply->artifact, waited->artifact);
+    if (reply->complete) {
+      EXPECT_EQ(reply->artifact, waited->artifact);
+    }
   }
   EXPECT_EQ(complete, 1);
   const auto source = OpenRemoteArtifact(*client_, "demo@1");
@@ -192,7 +194,8 @@ TEST_F(RpcRanksTest, C9_AMissingRankIsInTheStatusAndTheState) {
   EXPECT_EQ(client_->StepState(Key(3, 2), 0).status().code(), StatusCode::kNotFound);
   // The daemon stops while a rank waits for the others: the rank is told at once.
   Result<rpc::StepState> waited = Internal("not run");
-  std::thread waiter([&] { waited = world_.NewClient()->StepState(Key(3), kWaitMs); });
+  const auto waiting = world_.NewClient();
+  std::thread waiter([&] { waited = waiting->StepState(Key(3), kWaitMs); });
   ASSERT_OK(Save(0, 3));
   world_.Stop();
   waiter.join();
