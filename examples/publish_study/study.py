@@ -9,8 +9,9 @@ reinforcement learning (rl_step.py), all in one daemon. Then, on held-out text t
 at: the loss of every checkpoint, of the merge of the last two by each method, and of the last one
 published in every way. All numbers come from the daemon, on the path that answers requests.
 
-Writes OUT/study.json and OUT/study.md (report.py); started again, it goes on where it was. As it
-is: 87 minutes on two cores that had much else to do; --quick: one seed, fewer steps and ways.
+Writes OUT/study.json and OUT/study.md (report.py); started again, it goes on where it was. A
+seed took 18 minutes on two cores that had little else to do; --quick: one seed, fewer steps and
+ways.
 """
 
 from __future__ import annotations
