@@ -158,14 +158,14 @@ struct LayerShape {
 
 AdapterDelta RandomAdapter(std::mt19937_64& random, const std::vector<LayerShape>& shapes,
                            double sigma = 0.3) {
-  std::normal_distribution<double> normal(0, sigma);
+  std::normal_distribution<double> normal;  // scaled here: it takes no deviation of 0
   AdapterDelta out;
   for (const LayerShape& shape : shapes) {
     AdapterLayer layer{shape.weight, shape.d_out, shape.d_in, shape.rank, {}, {}};
     layer.b.resize(static_cast<size_t>(shape.d_out * shape.rank));
     layer.a.resize(static_cast<size_t>(shape.rank * shape.d_in));
-    for (double& x : layer.b) x = normal(random);
-    for (double& x : layer.a) x = normal(random);
+    for (double& x : layer.b) x = sigma * normal(random);
+    for (double& x : layer.a) x = sigma * normal(random);
     out.layers.push_back(std::move(layer));
   }
   return out;
