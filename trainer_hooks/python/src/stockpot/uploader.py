@@ -423,14 +423,12 @@ class Uploader:
         """Waits for the other ranks as long as there is nothing else to send. None: not in yet."""
         while gather.spooled is None:
             state = self._writer.step_state(gather.key, GATHER_POLL_S)
-            if state is None:
+            if state is None or gather.is_forgotten(state):
                 raise StockpotError(ErrorCode.UNAVAILABLE, FORGOTTEN)
             if state.state == GatherState.COMPLETE:
                 return str(state.artifact.hex())
             if state.state == GatherState.FAILED:
                 raise StockpotError(ErrorCode.UNAVAILABLE, state.why, False)
-            if gather.is_forgotten(state):
-                raise StockpotError(ErrorCode.UNAVAILABLE, FORGOTTEN)
             with self._changed:
                 if self._jobs or self._stopping:
                     break
