@@ -66,18 +66,20 @@ enum class DeltaSum : uint8_t {
   // Two sums, alpha applied once to the second. Every variant of the batch shares the base's read
   // and product: a distinct variant costs its bits. For decoding.
   kApart,
-  // One sum over float32 values of W + sum_p alpha_p * S_p, made for 16 outputs at a time in the
-  // cache. Costs one dense product a distinct variant, whatever the planes. For prefill. The
-  // rounding of W + alpha * S to float32 loses 2^-24 of |W|: 1e-4 of an alpha of 1e-4 |W|.
+  // One pass over the columns. For prefill: costs about one dense product a distinct variant. As a
+  // rule one sum over float32 values of W + sum_p alpha_p * S_p, made for 16 outputs at a time in
+  // the cache; the rounding of W + alpha * S to float32 loses 2^-24 of |W|: 1e-4 of an alpha of
+  // 1e-4 |W|. Where pairs of bfloat16 are multiplied (LinearInput), in which W + alpha * S has no
+  // place, two sums side by side.
   kFolded,
 };
 
 // The activations of a call, [rows, cols]: float32, or bfloat16 as a bf16 model hands them. Row r
 // at data + r * stride, in elements. bfloat16 stands for its float32 numbers: products are exact,
 // sums are float32, y is not rounded to it. Where the weight is bfloat16 too and the processor
-// multiplies pairs of them (AVX512_BF16), the dense half of rows that are not folded does: twice
-// the multiply-adds an instruction, another order of the sum, numbers below 2^-126 count as 0.
-// Everywhere else y has the bits that the same numbers give as float32.
+// multiplies pairs of them (AVX512_BF16), the dense half does: twice the multiply-adds an
+// instruction, another order of the sum, numbers below 2^-126 count as 0. Everywhere else y has the
+// bits that the same numbers give as float32.
 struct LinearInput {
   LinearInput() = default;
   LinearInput(const ConstFloatMatrix& x)  // NOLINT(google-explicit-constructor): a view of a view

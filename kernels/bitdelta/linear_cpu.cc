@@ -7,7 +7,8 @@
 // signs of the variants that are summed apart follow in the same pass (linear_delta-inl.h). Tables
 // of the tokens must stay in the L2 cache, so long batches take the 1-bit half in groups of tokens;
 // the dense half takes all rows of a pass with the first group. A pass holds at most kPassRows
-// rows: their x stays in the last cache, and scratch memory is bounded.
+// rows: their x stays in the last cache, and scratch memory is bounded. Folded rows of bf16 are
+// multiplied before the walk, where the processor multiplies pairs (linear_columns.h).
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "kernels/bitdelta/linear.h"
+#include "kernels/bitdelta/linear_columns.h"
 #include "kernels/bitdelta/linear_plan.h"
 #include "kernels/bitdelta/linear_scratch.h"
 #include "kernels/bitdelta/packed_signs.h"
@@ -96,8 +98,7 @@ constexpr int64_t kTileBlocks = 4;               // row blocks that the 1-bit ha
 constexpr int64_t kPrepareElements = 16 * 1024;  // of x handed to a thread at a time
 constexpr int64_t kMaxTableEntries = 16;
 constexpr int64_t kHalfPageFloats = 512;
-
-int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+constexpr int64_t kChunkRows = 3072;  // of W that share a table: 6 MiB of sums of 512 tokens
 
 // The stride of a row of ordered x: an odd number of half pages, so that a block of 512 columns of
 // several rows spreads over all sets of an L1 cache.
@@ -135,6 +136,7 @@ class Call {
       pass_ = {begin, std::min(begin + kPassRows, args_.x.rows)};
       PlanPass();
       OrderAll();
+      MultiplyByColumns();
       RowRange tokens{apart_.begin, std::min(apart_.begin + group, apart_.end)};
       bool first = true;
       do {
@@ -210,12 +212,12 @@ class Call {
           d_in_ > 0 && (folded || static_cast<int64_t>(j - i) >= x_layout_.panel_tokens);
       XOrder order = tiles ? XOrder::kTiles : XOrder::kRows;
       if (rows[i].weight->dtype == DType::kBF16) {
-        // A folded weight is no bf16 any more.
-        const bool pairs = multiplies_pairs_ && !folded;
-        order = tiles ? (pairs ? XOrder::kPairTiles : XOrder::kSplitTiles)
-                      : (pairs ? XOrder::kPairRows : XOrder::kSplitRows);
+        order = tiles ? (multiplies_pairs_ ? XOrder::kPairTiles : XOrder::kSplitTiles)
+                      : (multiplies_pairs_ ? XOrder::kPairRows : XOrder::kSplitRows);
+        // A folded weight is no bf16 any more: its signs are summed beside it.
+        if (folded && order == XOrder::kPairTiles) order = XOrder::kColumns;
       }
-      asked_[static_cast<size_t>(order)] = true;
+      if (order != XOrder::kColumns) asked_[static_cast<size_t>(order)] = true;
       for (; i < j; ++i) rows[i].order = order;
     }
   }
@@ -259,7 +261,7 @@ class Call {
     for (int64_t i = 0; i < outputs; ++i) {
       for (int64_t r = 0; r < PassRows(); ++r) {
         PlannedRow& row = RowsOf(i)[r];
-        row.x = OrderedRow(row.order, r);
+        if (row.order != XOrder::kColumns) row.x = OrderedRow(row.order, r);
       }
     }
   }
@@ -304,6 +306,79 @@ class Call {
         (FloatX(r), d_in_, IsSplit(order), step, OrderedRow(order, r));
       }
     }
+  }
+
+  bool ByColumns(int64_t r) const {
+    for (size_t i = 0; i < args_.outputs.size(); ++i) {
+      if (RowsOf(static_cast<int64_t>(i))[r].order == XOrder::kColumns) return true;
+    }
+    return false;
+  }
+
+  // Rows of the pass that some weight takes by columns, by variant.
+  void PlanRuns() {
+    scratch_.runs.clear();
+    const int64_t* order = scratch_.order.data() + pass_.begin;
+    const int64_t blocks = RoundUp(d_in_, kRunColumns) / kRunColumns;
+    int64_t words = 0;
+    for (int64_t r = 0; r < PassRows();) {
+      int64_t end = r + 1;
+      while (end < PassRows() && ByColumns(end) &&
+             args_.variant_of_row[order[end]] == args_.variant_of_row[order[r]]) {
+        ++end;
+      }
+      if (ByColumns(r)) {
+        const int64_t vectors = RoundUp(end - r, kRunTokens) / kRunTokens;
+        scratch_.runs.push_back({.input = &args_.x,
+                                 .order = order + r,
+                                 .begin = r,
+                                 .count = end - r,
+                                 .vectors = vectors});
+        words += blocks * vectors * kRunTokens * kRunColumns / 2;
+      }
+      r = ByColumns(r) ? end : r + 1;
+    }
+    uint32_t* x = scratch_.columns.Reserve(words);
+    for (ColumnRun& run : scratch_.runs) {
+      run.x = x;
+      x += blocks * run.vectors * kRunTokens * kRunColumns / 2;
+    }
+  }
+
+  // Every run through every weight that takes it by columns (linear_columns.h).
+  void MultiplyByColumns() {
+    PlanRuns();
+    for (const ColumnRun& run : scratch_.runs) {
+      run_ = &run;
+      const int64_t blocks = RoundUp(d_in_, kRunColumns) / kRunColumns;
+      threads_.ParallelFor(blocks, 1, [this](int64_t begin, int64_t end) {
+        OrderColumns(*run_, d_in_, begin, end);
+      });
+      for (size_t i = 0; i < args_.outputs.size(); ++i) {
+        run_rows_ = RowsOf(static_cast<int64_t>(i)).subspan(run.begin, run.count);
+        if (run_rows_[0].order == XOrder::kColumns) MultiplyRun();
+      }
+    }
+  }
+
+  // The same number of chunks for every thread.
+  void MultiplyRun() {
+    const int64_t d_out = run_rows_[0].weight->rows;
+    const int64_t share = (d_out + threads_.size() - 1) / threads_.size();
+    const int64_t chunks = std::max<int64_t>(1, (share + kChunkRows - 1) / kChunkRows);
+    grain_ = std::max(kSignBlockRows, RoundUp((share + chunks - 1) / chunks, kSignBlockRows));
+    scratch_.column_chunks.Prepare(threads_.size(), ColumnFloats(run_->vectors, grain_), 0);
+    threads_.ParallelFor((d_out + grain_ - 1) / grain_, 1, [this](int64_t begin, int64_t end) {
+      const int64_t slot = scratch_.column_chunks.Take();
+      for (; begin < end; ++begin) {
+        MultiplyColumns({.run = run_,
+                         .rows = run_rows_.data(),
+                         .begin = begin * grain_,
+                         .end = std::min((begin + 1) * grain_, run_rows_[0].weight->rows)},
+                        scratch_.column_chunks.at(slot).panel);
+      }
+      scratch_.column_chunks.Return(slot);
+    });
   }
 
   void BuildTables(RowRange tokens) {
@@ -406,8 +481,10 @@ class Call {
   float* ordered_ = nullptr;
   float* widened_ = nullptr;
   float* tables_ = nullptr;
+  const ColumnRun* run_ = nullptr;
+  std::span<const PlannedRow> run_rows_;  // of run_, for one weight
   bool first_ = false;
-  int64_t grain_ = 1;  // row blocks of a range
+  int64_t grain_ = 1;  // row blocks of a range, rows of a chunk
   std::atomic<int64_t> claimed_ = 0;
 };
 

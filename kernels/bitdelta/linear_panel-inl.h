@@ -55,17 +55,15 @@ inline constexpr int64_t kVectorColumns = kIsPair<T> ? kStep : kFloatLanes;
 inline constexpr int64_t kTileFloats = kTileRows * kMaxTokens * kFloatLanes;  // accumulators
 inline constexpr int64_t kPanelFloats = kPanelTiles * kTileFloats;
 
-inline int64_t RoundUpTo(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-
 // Vectors of a row of a slab of `columns` columns: whole steps.
 template <class T>
 int64_t SlabVectorsOf(int64_t columns) {
-  return RoundUpTo(columns, kStep) / kVectorColumns<T>;
+  return RoundUp(columns, kStep) / kVectorColumns<T>;
 }
 
 // Floats of working memory for weights of d_in columns and at most `tokens` rows of the batch.
 inline int64_t PanelFloats(int64_t d_in) {
-  return kPanelRows * std::min(RoundUpTo(d_in, kStep), kSlabVectors * kFloatLanes);
+  return kPanelRows * std::min(RoundUp(d_in, kStep), kSlabVectors * kFloatLanes);
 }
 inline int64_t PartialFloats(int64_t d_in, int64_t tokens) {
   const bool one_slab = d_in <= kSlabVectors * kFloatLanes;
@@ -146,7 +144,7 @@ void PackPanel(const WeightMatrix& weight, const PackedSigns::Layout* signs, int
     for (int64_t p = 0; signs != nullptr && p < signs->planes; ++p) {
       const uint32_t* block = signs->block(p, o / kSignBlockRows);
       FoldRow<T>(block + c0 / kSignWordColumns * kSignBlockRows + r, signs->scales(p)[o + r],
-                 RoundUpTo(columns, kStep), tile);
+                 RoundUp(columns, kStep), tile);
     }
   }
 }

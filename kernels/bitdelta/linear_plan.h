@@ -9,12 +9,25 @@
 
 namespace stockpot {
 
+inline int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
 // How a row of x lies in memory for a weight. Split: for a bf16 weight, even and odd columns apart
 // (WeightHalf). Pair: bf16 as it is. Tiles: the rows of a tile beside each other, vector by vector,
-// for panels (linear_panel-inl.h).
-enum class XOrder : uint8_t { kRows, kSplitRows, kPairRows, kTiles, kSplitTiles, kPairTiles };
-inline constexpr int kXOrders = 6;
-constexpr bool IsTiles(XOrder order) { return order >= XOrder::kTiles; }
+// for panels (linear_panel-inl.h). Columns: bf16, the rows of a variant beside each other, pair by
+// pair (linear_columns.h).
+enum class XOrder : uint8_t {
+  kRows,
+  kSplitRows,
+  kPairRows,
+  kTiles,
+  kSplitTiles,
+  kPairTiles,
+  kColumns,  // not a copy of one row, as the others are
+};
+inline constexpr int kXOrders = 6;  // without kColumns
+constexpr bool IsTiles(XOrder order) {
+  return order >= XOrder::kTiles && order <= XOrder::kPairTiles;
+}
 constexpr bool IsSplit(XOrder order) {
   return order == XOrder::kSplitRows || order == XOrder::kSplitTiles;
 }

@@ -8,11 +8,12 @@
 
 #include "kernels/base/aligned_buffer.h"
 #include "kernels/bitdelta/linear.h"
+#include "kernels/bitdelta/linear_columns.h"
 #include "kernels/bitdelta/linear_plan.h"
 
 namespace stockpot {
 
-// Panels of the threads that are at work: as many as the pool has threads.
+// Working memory of the threads that are at work: as many as the pool has threads.
 class PanelPool {
  public:
   void Prepare(int64_t threads, int64_t panel_floats, int64_t partial_floats) {
@@ -53,6 +54,9 @@ struct LinearScratch::State {
   AlignedBuffer<float> ordered;  // x in every order that is asked for, one after another
   AlignedBuffer<float> tables;   // [rows of a group, table_floats]
   PanelPool panels;
+  std::vector<ColumnRun> runs;      // of a pass
+  AlignedBuffer<uint32_t> columns;  // x of the runs, one after another
+  PanelPool column_chunks;
 };
 
 }  // namespace stockpot

@@ -44,6 +44,10 @@ inline void DotBlocks(const OutputRange& range, int64_t begin, int64_t end) {
     size_t j = i;
     while (j < rows.size() && SameProduct(rows[i], rows[j])) ++j;
     const int64_t count = static_cast<int64_t>(j - i);
+    if (rows[i].order == XOrder::kColumns) {  // multiplied before the walk
+      i = j;
+      continue;
+    }
     const auto multiply = [&](auto type) {
       using T = decltype(type);
       if (IsTiles(rows[i].order)) {
