@@ -53,23 +53,65 @@ inline constexpr int kSignRows = 2;       // of a tile, whose signs are summed a
 inline constexpr int64_t kWordBytes = kSignWordColumns / 8;
 inline constexpr int64_t kBlockBytes = kSignBlockRows * kWordBytes;  // words of 16 rows
 
-// Columns [first, last) of x of a run, block by block: [block][vector][pair][token], zeros where
-// there is no token or column.
+// Transposes 16 x 16 floats.
+HWY_INLINE void Transpose(FloatVec (&m)[kColumnLanes]) {
+  const FloatTag f;
+  const hn::ScalableTag<double> d;
+  FloatVec u[kColumnLanes];  // [4i + j]: rows 4i .. 4i + 3 of the columns j, 4 + j, 8 + j, 12 + j
+  for (int i = 0; i < 4; ++i) {
+    const FloatVec* r = m + 4 * i;
+    const auto low0 = hn::BitCast(d, hn::InterleaveLower(f, r[0], r[1]));
+    const auto low1 = hn::BitCast(d, hn::InterleaveLower(f, r[2], r[3]));
+    const auto high0 = hn::BitCast(d, hn::InterleaveUpper(f, r[0], r[1]));
+    const auto high1 = hn::BitCast(d, hn::InterleaveUpper(f, r[2], r[3]));
+    u[4 * i] = hn::BitCast(f, hn::InterleaveLower(d, low0, low1));
+    u[4 * i + 1] = hn::BitCast(f, hn::InterleaveUpper(d, low0, low1));
+    u[4 * i + 2] = hn::BitCast(f, hn::InterleaveLower(d, high0, high1));
+    u[4 * i + 3] = hn::BitCast(f, hn::InterleaveUpper(d, high0, high1));
+  }
+  for (int j = 0; j < 4; ++j) {
+    // Blocks 0 and 2, then 1 and 3, of the first two and of the last two.
+    const __m512 even0 = _mm512_shuffle_f32x4(u[j].raw, u[4 + j].raw, 0x88);
+    const __m512 even1 = _mm512_shuffle_f32x4(u[8 + j].raw, u[12 + j].raw, 0x88);
+    const __m512 odd0 = _mm512_shuffle_f32x4(u[j].raw, u[4 + j].raw, 0xdd);
+    const __m512 odd1 = _mm512_shuffle_f32x4(u[8 + j].raw, u[12 + j].raw, 0xdd);
+    m[j] = FloatVec{_mm512_shuffle_f32x4(even0, even1, 0x88)};
+    m[4 + j] = FloatVec{_mm512_shuffle_f32x4(odd0, odd1, 0x88)};
+    m[8 + j] = FloatVec{_mm512_shuffle_f32x4(even0, even1, 0xdd)};
+    m[12 + j] = FloatVec{_mm512_shuffle_f32x4(odd0, odd1, 0xdd)};
+  }
+}
+
+// Columns [c, c + 32) of a row that has `columns` of them, in pairs; zeros past its end.
+HWY_INLINE FloatVec LoadColumns(const BF16Pair* row, int64_t c, int64_t columns) {
+  if (c + kStep <= columns) return LoadPairs(row + c);
+  BF16Pair tail[kStep] = {};
+  if (c < columns) std::memcpy(tail, row + c, static_cast<size_t>(columns - c) * sizeof(BF16Pair));
+  return LoadPairs(tail);
+}
+
+// Blocks [first, last) of 64 columns of x of a run: [block][vector][pair][token], zeros where there
+// is no token or column.
 void OrderBlocks(const ColumnRun& run, int64_t columns, int64_t first, int64_t last) {
-  const int64_t vectors = run.vectors;
+  const FloatTag f;
+  float* out = reinterpret_cast<float*>(run.x) + first * run.vectors * kColumnPairs * kColumnLanes;
   for (int64_t block = first; block < last; ++block) {
-    const int64_t c0 = block * kRunColumns;
-    const int64_t width = std::min(kRunColumns, columns - c0);
-    for (int64_t v = 0; v < vectors; ++v) {
-      uint32_t* out = run.x + (block * vectors + v) * kColumnPairs * kColumnLanes;
-      for (int64_t lane = 0; lane < kColumnLanes; ++lane) {
-        uint32_t pairs[kColumnPairs] = {};
-        const int64_t t = v * kColumnLanes + lane;
-        if (t < run.count) {
-          std::memcpy(pairs, static_cast<const BF16Pair*>(run.input->row(run.order[t])) + c0,
-                      static_cast<size_t>(width) * sizeof(BF16Pair));
+    for (int64_t v = 0; v < run.vectors; ++v) {
+      for (int64_t c = block * kRunColumns; c < (block + 1) * kRunColumns; c += kStep) {
+        FloatVec pairs[kColumnLanes];  // of a token, then of all tokens
+        for (int64_t lane = 0; lane < kColumnLanes; ++lane) {
+          const int64_t t = v * kColumnLanes + lane;
+          pairs[lane] =
+              t >= run.count
+                  ? hn::Zero(f)
+                  : LoadColumns(static_cast<const BF16Pair*>(run.input->row(run.order[t])), c,
+                                columns);
         }
-        for (int64_t p = 0; p < kColumnPairs; ++p) out[p * kColumnLanes + lane] = pairs[p];
+        Transpose(pairs);
+        for (const FloatVec& pair : pairs) {
+          hn::Store(pair, f, out);
+          out += kColumnLanes;
+        }
       }
     }
   }
@@ -230,20 +272,6 @@ HWY_NOINLINE void ColumnTile(const ColumnTileRows& rows, const float* HWY_RESTRI
   }
 }
 
-// Copies 64 columns of a row, zeros past the first `width`.
-HWY_INLINE void PackRow(const BF16Pair* w, int64_t width, BF16Pair* out) {
-  const FloatTag f;
-  float* to = reinterpret_cast<float*>(out);
-  if (width == kRunColumns) {
-    hn::Store(LoadPairs(w), f, to);
-    hn::Store(LoadPairs(w + kStep), f, to + kFloatLanes);
-    return;
-  }
-  hn::Store(hn::Zero(f), f, to);
-  hn::Store(hn::Zero(f), f, to + kFloatLanes);
-  if (width > 0) std::memcpy(out, w, static_cast<size_t>(width) * sizeof(BF16Pair));
-}
-
 // Blocks of a chunk's columns that are copied at a time: rows of W are pages apart.
 inline constexpr int64_t kPanelsTogether = 4;
 
@@ -255,17 +283,20 @@ inline void PackPanels(const ColumnChunk& chunk, int64_t c0, BF16Pair* panels) {
   const int64_t height = RoundUp(chunk.end - chunk.begin, kColumnRows);
   const int64_t end = std::min(weight.cols, c0 + kPanelsTogether * kRunColumns);
   constexpr int64_t kAhead = 16;  // rows whose lines are on their way
+  const FloatTag f;
   for (int64_t r = 0; r < height; ++r) {
-    BF16Pair* out = panels + r * kRunColumns;
+    const bool exists = chunk.begin + r < chunk.end;
+    const auto* row = exists ? static_cast<const BF16Pair*>(weight.row(chunk.begin + r)) : nullptr;
     if (chunk.begin + r + kAhead < chunk.end) {
-      const auto* ahead = static_cast<const BF16Pair*>(weight.row(chunk.begin + r + kAhead));
+      const BF16Pair* ahead = row + kAhead * weight.stride;
       for (int64_t c = c0; c < end; c += kStep) __builtin_prefetch(ahead + c, 0, 3);
     }
-    const bool exists = chunk.begin + r < chunk.end;
-    for (int64_t c = c0; c < end; c += kRunColumns, out += height * kRunColumns) {
-      const int64_t width = exists ? std::min(kRunColumns, end - c) : 0;
-      PackRow(exists ? static_cast<const BF16Pair*>(weight.row(chunk.begin + r)) + c : nullptr,
-              width, out);
+    float* out = reinterpret_cast<float*>(panels + r * kRunColumns);
+    for (int64_t c = c0; c < end; c += kRunColumns, out += height * kColumnPairs) {
+      for (int64_t half = 0; half < 2; ++half) {
+        hn::Store(exists ? LoadColumns(row, c + half * kStep, end) : hn::Zero(f), f,
+                  out + half * kFloatLanes);
+      }
     }
   }
 }
@@ -304,35 +335,6 @@ void MultiplyColumnBlock(const ColumnChunk& chunk, int64_t c0, const BF16Pair* w
         ColumnTile<kVectors, false>(tile, x, table, sums, false);
       }
     }
-  }
-}
-
-// Transposes 16 x 16 floats.
-HWY_INLINE void Transpose(FloatVec (&m)[kColumnLanes]) {
-  const FloatTag f;
-  const hn::ScalableTag<double> d;
-  FloatVec u[kColumnLanes];  // [4i + j]: rows 4i .. 4i + 3 of the columns j, 4 + j, 8 + j, 12 + j
-  for (int i = 0; i < 4; ++i) {
-    const FloatVec* r = m + 4 * i;
-    const auto low0 = hn::BitCast(d, hn::InterleaveLower(f, r[0], r[1]));
-    const auto low1 = hn::BitCast(d, hn::InterleaveLower(f, r[2], r[3]));
-    const auto high0 = hn::BitCast(d, hn::InterleaveUpper(f, r[0], r[1]));
-    const auto high1 = hn::BitCast(d, hn::InterleaveUpper(f, r[2], r[3]));
-    u[4 * i] = hn::BitCast(f, hn::InterleaveLower(d, low0, low1));
-    u[4 * i + 1] = hn::BitCast(f, hn::InterleaveUpper(d, low0, low1));
-    u[4 * i + 2] = hn::BitCast(f, hn::InterleaveLower(d, high0, high1));
-    u[4 * i + 3] = hn::BitCast(f, hn::InterleaveUpper(d, high0, high1));
-  }
-  for (int j = 0; j < 4; ++j) {
-    // Blocks 0 and 2, then 1 and 3, of the first two and of the last two.
-    const __m512 even0 = _mm512_shuffle_f32x4(u[j].raw, u[4 + j].raw, 0x88);
-    const __m512 even1 = _mm512_shuffle_f32x4(u[8 + j].raw, u[12 + j].raw, 0x88);
-    const __m512 odd0 = _mm512_shuffle_f32x4(u[j].raw, u[4 + j].raw, 0xdd);
-    const __m512 odd1 = _mm512_shuffle_f32x4(u[8 + j].raw, u[12 + j].raw, 0xdd);
-    m[j] = FloatVec{_mm512_shuffle_f32x4(even0, even1, 0x88)};
-    m[4 + j] = FloatVec{_mm512_shuffle_f32x4(odd0, odd1, 0x88)};
-    m[8 + j] = FloatVec{_mm512_shuffle_f32x4(even0, even1, 0xdd)};
-    m[12 + j] = FloatVec{_mm512_shuffle_f32x4(odd0, odd1, 0xdd)};
   }
 }
 
