@@ -85,28 +85,6 @@ HWY_INLINE hn::Vec<hn::ScalableTag<uint32_t>> SignShifts(int64_t vector_of_word)
   return hn::Sub(hn::Set(d32, 31), column);
 }
 
-// tile[.][r] += alpha * sign for one row of a plane; `words` every 16th, for `columns` columns.
-template <class T>
-void FoldRow(const uint32_t* words, float alpha, int64_t columns, float* tile) {
-  const FloatTag f;
-  const hn::ScalableTag<uint32_t> d32;
-  constexpr int kVectors = kSignWordColumns / kFloatLanes;  // of a word
-  hn::Vec<hn::ScalableTag<uint32_t>> shifts[kVectors];
-  for (int v = 0; v < kVectors; ++v) shifts[v] = SignShifts<T>(v);
-  const auto scale = hn::Set(f, alpha);
-  const auto sign = hn::Set(d32, 0x80000000u);
-  for (int64_t c = 0; c < columns; c += kSignWordColumns) {
-    const auto minus = hn::Set(d32, ~FoldSignGroups(words[c / kSignWordColumns * kSignBlockRows]));
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      if (c + v / 2 * kStep >= columns) break;  // the slab ends within the word
-      float* p = tile + (c / kFloatLanes + v) * kTileRows * kFloatLanes;
-      const auto flip = hn::BitCast(f, hn::And(hn::Shl(minus, shifts[v]), sign));
-      hn::Store(hn::Add(hn::Load(f, p), hn::Xor(scale, flip)), f, p);
-    }
-  }
-}
-
 // Columns [c0, c0 + columns) of one row of W to tile[vector][r = 0]; zeros past the end.
 template <class T>
 void WidenRow(const T* w, int64_t columns, float* tile) {
@@ -127,6 +105,57 @@ void WidenRow(const T* w, int64_t columns, float* tile) {
   WidenRow(tail, kStep, tile + c / kVectorColumns<T> * kTileRows * kFloatLanes);
 }
 
+// A row of a plane: its words, every 16th, and its scale.
+struct SignRow {
+  const uint32_t* words = nullptr;
+  float alpha = 0;
+};
+
+// For every vector of columns [begin, end) of a row, whole steps of a slab: its float of tile, its
+// place in the row, +-alpha. `begin` is a multiple of a word.
+template <class T, class Add>
+HWY_INLINE void ForSigns(const SignRow& row, int64_t begin, int64_t end, float* tile,
+                         const Add& add) {
+  const FloatTag f;
+  const hn::ScalableTag<uint32_t> d32;
+  constexpr int kVectors = kSignWordColumns / kFloatLanes;  // of a word
+  hn::Vec<hn::ScalableTag<uint32_t>> shifts[kVectors];
+  for (int v = 0; v < kVectors; ++v) shifts[v] = SignShifts<T>(v);
+  const auto scale = hn::Set(f, row.alpha);
+  const auto sign = hn::Set(d32, 0x80000000u);
+  for (int64_t c = begin; c < end; c += kSignWordColumns) {
+    const auto minus =
+        hn::Set(d32, ~FoldSignGroups(row.words[c / kSignWordColumns * kSignBlockRows]));
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      if (c + v / 2 * kStep >= end) break;  // the slab ends within the word
+      const auto flip = hn::BitCast(f, hn::And(hn::Shl(minus, shifts[v]), sign));
+      add(tile + (c / kFloatLanes + v) * kTileRows * kFloatLanes, c + v / 2 * kStep, v % 2,
+          hn::Xor(scale, flip));
+    }
+  }
+}
+
+// tile[.][r] += alpha * sign.
+template <class T>
+void FoldRow(const SignRow& row, int64_t begin, int64_t end, float* tile) {
+  ForSigns<T>(row, begin, end, tile, [](float* p, int64_t, int, FloatVec delta) {
+    hn::Store(hn::Add(hn::Load(FloatTag(), p), delta), FloatTag(), p);
+  });
+}
+
+// WidenRow, then FoldRow of the first plane, in one pass over what both have whole.
+template <class T>
+void WidenAndFoldRow(const T* w, int64_t columns, const SignRow& row, float* tile) {
+  const int64_t whole = columns / kSignWordColumns * kSignWordColumns;
+  ForSigns<T>(row, 0, whole, tile, [w](float* p, int64_t c, int half, FloatVec delta) {
+    hn::Store(hn::Add(WeightHalf(w + c, half), delta), FloatTag(), p);
+  });
+  if (whole == columns) return;
+  WidenRow(w + whole, columns - whole, tile + whole / kFloatLanes * kTileRows * kFloatLanes);
+  FoldRow<T>(row, whole, RoundUp(columns, kStep), tile);
+}
+
 // Rows [o, o + 16) of W, columns [c0, c0 + columns), with the signs folded in where there are some.
 template <class T>
 void PackPanel(const WeightMatrix& weight, const PackedSigns::Layout* signs, int64_t o, int64_t c0,
@@ -140,12 +169,22 @@ void PackPanel(const WeightMatrix& weight, const PackedSigns::Layout* signs, int
       }
       continue;
     }
-    WidenRow(static_cast<const T*>(weight.data) + (o + r) * weight.stride + c0, columns, tile);
-    for (int64_t p = 0; signs != nullptr && p < signs->planes; ++p) {
-      const uint32_t* block = signs->block(p, o / kSignBlockRows);
-      FoldRow<T>(block + c0 / kSignWordColumns * kSignBlockRows + r, signs->scales(p)[o + r],
-                 RoundUp(columns, kStep), tile);
+    const T* w = static_cast<const T*>(weight.data) + (o + r) * weight.stride + c0;
+    if constexpr (!kIsPair<T>) {  // a folded weight is float32
+      if (signs != nullptr) {
+        const auto plane = [&](int64_t p) {
+          return SignRow{.words = signs->block(p, o / kSignBlockRows) +
+                                  c0 / kSignWordColumns * kSignBlockRows + r,
+                         .alpha = signs->scales(p)[o + r]};
+        };
+        WidenAndFoldRow(w, columns, plane(0), tile);
+        for (int64_t p = 1; p < signs->planes; ++p) {
+          FoldRow<T>(plane(p), 0, RoundUp(columns, kStep), tile);
+        }
+        continue;
+      }
     }
+    WidenRow(w, columns, tile);
   }
 }
 
