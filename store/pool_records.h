@@ -28,13 +28,14 @@ struct PoolConfig {
   PoolMethod method = PoolMethod::kOpcm;
   double projection = 0.5;  // opcm's a, [0, 1)
   double scale = 0.5;       // of task arithmetic, (0, 10]
-  // Cosine from which on a new adapter is merged although it would fit; null: the `quantile` of the
-  // similarities of all pairs, once there are three adapters.
-  std::optional<double> threshold;
+  // Cosine from which on a new adapter is merged although it would fit, 1: none; null: the `quantile`
+  // of the similarities of all pairs, at least kLeastPoolSimilarity, once there are three adapters.
+  // (Defaults as measured: examples/adapter_pool/README.md.)
+  std::optional<double> threshold = 1.0;
   double quantile = 0.5;  // [0, 1]
   // exp(own loss - loss of the member) on a task's probe texts that a merge must keep, for each
   // task of the member. (0, 1]
-  double quality = 0.95;
+  double quality = 0.75;
   int64_t rank = 0;   // of a merged member; 0: the larger one of its two
   bool evict = true;  // the least requested member may go for a new one
   bool operator==(const PoolConfig&) const = default;

@@ -12,8 +12,11 @@ Result<PoolConfig> ConfigFromRpc(const rpc::PoolConfig& in, const Digest& base) 
   STOCKPOT_ASSIGN_OR_RETURN(config.method, PoolMethodFromName(in.method));
   config.projection = in.projection;
   config.scale = in.scale;
-  if (in.__isset.threshold) config.threshold = in.threshold;
-  config.quantile = in.quantile;
+  config.threshold = in.threshold;
+  if (in.__isset.quantile) {
+    config.threshold.reset();
+    config.quantile = in.quantile;
+  }
   config.quality = in.quality;
   config.rank = in.rank;
   config.evict = in.evict;
@@ -26,8 +29,11 @@ rpc::PoolConfig ConfigToRpc(const PoolConfig& in) {
   config.method = PoolMethodName(in.method);
   config.projection = in.projection;
   config.scale = in.scale;
-  if (in.threshold) config.__set_threshold(*in.threshold);
-  config.quantile = in.quantile;
+  if (in.threshold) {
+    config.threshold = *in.threshold;
+  } else {
+    config.__set_quantile(in.quantile);
+  }
   config.quality = in.quality;
   config.rank = in.rank;
   config.evict = in.evict;

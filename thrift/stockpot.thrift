@@ -541,11 +541,12 @@ struct PoolConfig {
   2: string method = "opcm"       // opcm, mean, task-arithmetic
   3: double projection = 0.5      // opcm's a, [0, 1)
   4: double scale = 0.5           // of task arithmetic
-  // Similarity (cosine) from which on a new adapter is merged although it would fit; unset: that
-  // quantile of the similarities of all pairs, once there are three adapters.
-  5: optional double threshold
-  6: double quantile = 0.5
-  7: double quality = 0.95        // exp(own loss - member's loss) that each task keeps in a merge
+  // Similarity (cosine) from which on a new adapter is merged although it would fit; 1: none.
+  5: double threshold = 1
+  // In its place: that quantile of the similarities of all pairs, at least 0.01, once there are
+  // three adapters.
+  6: optional double quantile
+  7: double quality = 0.75        // exp(own loss - member's loss) that each task keeps in a merge
   8: i64 rank = 0                 // of a merged member; 0: the larger one of its two
   9: bool evict = true            // the least requested member may go for a new one
 }

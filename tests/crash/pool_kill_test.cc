@@ -93,6 +93,7 @@ class Life {
       const PoolConfig config{.base = base_,
                               .budget_bytes = 12'000 + static_cast<int64_t>(room * size),
                               .method = method,
+                              .threshold = std::nullopt,
                               .quality = 0.93};
       STOCKPOT_RETURN_IF_ERROR(CreatePool(*store_, name, config, 1).status());
     }

@@ -18,11 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What `pool create` says if nobody does: merged only where there is no room, but then rather than
-// that a task is put out. examples/adapter_pool/README.md has the measurements.
-constexpr double kThreshold = 1;
-constexpr double kQuality = 0.75;
-
 struct PoolOptions {
   std::string pool;
   std::string task;
@@ -31,8 +26,7 @@ struct PoolOptions {
   std::string base;
   std::vector<std::string> probes;
   rpc::PoolConfig config;
-  double threshold = kThreshold;
-  const CLI::Option* threshold_option = nullptr;
+  double quantile = 0;
   const CLI::Option* quantile_option = nullptr;
   bool no_evict = false;
   bool force = false;
@@ -116,10 +110,7 @@ Status Create(const Globals& globals, const PoolOptions& options) {
   STOCKPOT_ASSIGN_OR_RETURN(const auto client, ConnectTo(globals));
   rpc::PoolConfig config = options.config;
   config.evict = !options.no_evict;
-  // By a quantile only where that was said.
-  if (options.threshold_option->count() > 0 || options.quantile_option->count() == 0) {
-    config.__set_threshold(options.threshold);
-  }
+  if (options.quantile_option->count() > 0) config.__set_quantile(options.quantile);
   STOCKPOT_ASSIGN_OR_RETURN(const rpc::Pool pool,
                             client->CreatePool(options.pool, options.base, config));
   PrintPool(globals, pool);
@@ -266,7 +257,6 @@ Status Import(const Globals& globals, const PoolOptions& options) {
 }
 
 void AddCreateOptions(CLI::App& command, PoolOptions& options) {
-  options.config.quality = kQuality;
   const auto most = std::numeric_limits<int64_t>::max();
   command.add_option("--base", options.base, "The base that its adapters are over")->required();
   command.add_option("--bytes", options.config.budget_bytes, "What it never exceeds")
@@ -278,17 +268,17 @@ void AddCreateOptions(CLI::App& command, PoolOptions& options) {
       ->check(CLI::Range(0.0, 1.0));
   command.add_option("--scale", options.config.scale, "task-arithmetic: of the sum")
       ->check(CLI::Range(0.0, 10.0));
-  options.threshold_option =
+  CLI::Option* threshold =
       command
-          .add_option("--threshold", options.threshold,
+          .add_option("--threshold", options.config.threshold,
                       "Similarity from which on adapters are merged though there is room (1: none)")
           ->check(CLI::Range(-1.0, 1.0));
   options.quantile_option =
       command
-          .add_option("--quantile", options.config.quantile,
+          .add_option("--quantile", options.quantile,
                       "In place of --threshold: that quantile of the pool's own similarities")
           ->check(CLI::Range(0.0, 1.0))
-          ->excludes(const_cast<CLI::Option*>(options.threshold_option));
+          ->excludes(threshold);
   command
       .add_option("--quality", options.config.quality,
                   "exp(own loss - loss) that every task keeps in a merge (0.75)")

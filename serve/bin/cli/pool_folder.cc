@@ -25,8 +25,8 @@ Json ConfigToJson(const rpc::PoolConfig& config) {
           {"method", config.method},
           {"projection", config.projection},
           {"scale", config.scale},
-          {"threshold", config.__isset.threshold ? Json(config.threshold) : Json()},
-          {"quantile", config.quantile},
+          {"threshold", config.__isset.quantile ? Json() : Json(config.threshold)},
+          {"quantile", config.__isset.quantile ? Json(config.quantile) : Json()},
           {"quality", config.quality},
           {"rank", config.rank},
           {"evict", config.evict}};
@@ -38,8 +38,11 @@ rpc::PoolConfig ConfigFromJson(const Json& json) {
   config.method = json.at("method").get<std::string>();
   config.projection = json.at("projection").get<double>();
   config.scale = json.at("scale").get<double>();
-  if (!json.at("threshold").is_null()) config.__set_threshold(json.at("threshold").get<double>());
-  config.quantile = json.at("quantile").get<double>();
+  if (json.at("threshold").is_null()) {
+    config.__set_quantile(json.at("quantile").get<double>());
+  } else {
+    config.threshold = json.at("threshold").get<double>();
+  }
   config.quality = json.at("quality").get<double>();
   config.rank = json.at("rank").get<int64_t>();
   config.evict = json.at("evict").get<bool>();

@@ -39,7 +39,7 @@ class AdapterPool : public ::testing::Test {
 
   // `room`: budget in adapters of rank kRank, over what the record of a pool with three tasks
   // takes.
-  void Create(double room, PoolConfig config = {}) {
+  void Create(double room, PoolConfig config = {.threshold = std::nullopt, .quality = 0.95}) {
     config.base = base_;
     config.budget_bytes = kPoolMemberBytes + 600 + 3 * (kPoolTaskBytes + 600) +
                           static_cast<int64_t>(room * static_cast<double>(one_));
@@ -165,7 +165,7 @@ TEST_F(AdapterPool, MergesWhatIsSimilar) {
 }
 
 TEST_F(AdapterPool, AMergeThatCostsQualityIsKeptApartWhereItFits) {
-  Create(4, {.threshold = 0.2});
+  Create(4, {.threshold = 0.2, .quality = 0.95});
   Start([](const ScoreRequest& request, const ProgressFunction&) -> Result<ProbeScores> {
     const bool made = request.models[0]->attributes.contains("method");
     return ProbeScores{.tokens = 10, .models = {{.loss = made ? 3.0 : 2.0}}};
@@ -192,12 +192,15 @@ TEST_F(AdapterPool, WithoutTextsSimilarityDecidesWhereThereIsNoRoomAndTheEventSa
 }
 
 TEST_F(AdapterPool, TheThresholdIsAQuantileOfThePool) {
-  EXPECT_FALSE(PoolThreshold({}, {0.1, 0.2}));
-  EXPECT_DOUBLE_EQ(*PoolThreshold({}, {0.3, 0.1, 0.2}), 0.2);
-  EXPECT_DOUBLE_EQ(*PoolThreshold({.quantile = 0.25}, {0.3, 0.1, 0.2, 0.5, 0.4}), 0.2);
+  EXPECT_FALSE(PoolThreshold({.threshold = std::nullopt}, {0.1, 0.2}));
+  EXPECT_DOUBLE_EQ(*PoolThreshold({.threshold = std::nullopt}, {0.3, 0.1, 0.2}), 0.2);
+  EXPECT_DOUBLE_EQ(
+      *PoolThreshold({.threshold = std::nullopt, .quantile = 0.25}, {0.3, 0.1, 0.2, 0.5, 0.4}),
+      0.2);
   EXPECT_DOUBLE_EQ(*PoolThreshold({.threshold = 0.7}, {0.3, 0.1, 0.2}), 0.7);
   // Independent ones: hardly a similarity, and some of it below zero.
-  EXPECT_DOUBLE_EQ(*PoolThreshold({}, {-0.003, 0.001, -0.01}), kLeastPoolSimilarity);
+  EXPECT_DOUBLE_EQ(*PoolThreshold({.threshold = std::nullopt}, {-0.003, 0.001, -0.01}),
+                   kLeastPoolSimilarity);
   EXPECT_DOUBLE_EQ(*PoolThreshold({.threshold = -1.0}, {0.3, 0.1, 0.2}), -1.0);
 }
 

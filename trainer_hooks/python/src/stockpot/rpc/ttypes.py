@@ -4863,7 +4863,7 @@ class PoolConfig(object):
     """
 
 
-    def __init__(self, budget_bytes=None, method="opcm", projection=0.5000000000000000, scale=0.5000000000000000, threshold=None, quantile=0.5000000000000000, quality=0.9500000000000000, rank=0, evict=True,):
+    def __init__(self, budget_bytes=None, method="opcm", projection=0.5000000000000000, scale=0.5000000000000000, threshold=float(1), quantile=None, quality=0.7500000000000000, rank=0, evict=True,):
         self.budget_bytes = budget_bytes
         self.method = method
         self.projection = projection
@@ -5968,9 +5968,9 @@ PoolConfig.thrift_spec = (
     (2, TType.STRING, 'method', 'UTF8', "opcm", ),  # 2
     (3, TType.DOUBLE, 'projection', None, 0.5000000000000000, ),  # 3
     (4, TType.DOUBLE, 'scale', None, 0.5000000000000000, ),  # 4
-    (5, TType.DOUBLE, 'threshold', None, None, ),  # 5
-    (6, TType.DOUBLE, 'quantile', None, 0.5000000000000000, ),  # 6
-    (7, TType.DOUBLE, 'quality', None, 0.9500000000000000, ),  # 7
+    (5, TType.DOUBLE, 'threshold', None, float(1), ),  # 5
+    (6, TType.DOUBLE, 'quantile', None, None, ),  # 6
+    (7, TType.DOUBLE, 'quality', None, 0.7500000000000000, ),  # 7
     (8, TType.I64, 'rank', None, 0, ),  # 8
     (9, TType.BOOL, 'evict', None, True, ),  # 9
 )
