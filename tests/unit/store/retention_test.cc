@@ -165,8 +165,8 @@ class History {
 
   RetentionInputs Make() {
     for (int i = 0; i < 2; ++i) {
-      Add(ArtifactKind::kBase, "");
-      MakeRun("run" + std::to_string(i), in_.artifacts.back().digest);
+      const Digest base = Add(ArtifactKind::kBase, "").digest;
+      MakeRun("run" + std::to_string(i), base);
     }
     const size_t extras = Below(6);
     for (size_t i = 0; i < extras; ++i) AddFollower();
@@ -188,6 +188,7 @@ class History {
   size_t Below(size_t n) { return random_() % n; }
   Digest Any() { return in_.artifacts[Below(in_.artifacts.size())].digest; }
 
+  // The reference holds until the next one is added.
   RetentionArtifact& Add(ArtifactKind kind, const std::string& run) {
     RetentionArtifact a;
     a.digest = Sha256("artifact" + std::to_string(in_.artifacts.size()));
