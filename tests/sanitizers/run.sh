@@ -24,8 +24,11 @@ cmake --preset "$preset" -DSTOCKPOT_CUDA=OFF >/dev/null
 cmake --build --preset "$preset" -j "${JOBS:-$(nproc)}" \
   --target "${programs[@]}" ${scripts[0]:+stockpot_torch_ops}
 
+preload=
 logs=$root/build/tsan/reports
 if [ "$preset" = tsan ]; then
+  preload=$root/build/tsan/openmp_joins.so
+  g++ -std=c++20 -O1 -g1 -fPIC -shared -o "$preload" tests/sanitizers/openmp_joins.cc
   rm -rf "$logs"
   mkdir -p "$logs"
   export TSAN_OPTIONS="log_path=$logs/report exitcode=0 history_size=7 second_deadlock_stack=1"
@@ -33,12 +36,12 @@ fi
 failed=0
 if [ ${#programs[@]} -gt 0 ]; then
   names=$(IFS='|'; echo "${programs[*]}")
-  ctest --preset "$preset" --no-tests=error -R "^($names)\$" || failed=1
+  LD_PRELOAD=$preload ctest --preset "$preset" --no-tests=error -R "^($names)\$" || failed=1
 fi
 if [ ${#scripts[@]} -gt 0 ]; then
   # The interpreter is not instrumented: the runtime comes first, and the library whose throw it
   # wraps with it. What Python keeps to its end is no leak. pytest leaves the reports their stderr.
-  LD_PRELOAD="$(g++ -print-file-name="lib$preset.so") $(g++ -print-file-name=libstdc++.so)" \
+  LD_PRELOAD="$(g++ -print-file-name="lib$preset.so") $(g++ -print-file-name=libstdc++.so) $preload" \
     ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1 \
     UBSAN_OPTIONS=print_stacktrace=1 STOCKPOT_LIB_DIR=$root/build/$preset/lib \
     "$STOCKPOT_PYTHON" -m pytest -q --capture=sys "${scripts[@]}" || failed=1
