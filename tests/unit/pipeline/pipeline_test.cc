@@ -349,9 +349,9 @@ TEST_F(PipelineTest, AnInterruptedJobIsDoneOnceByTheNextPipeline) {
   // The real merge, held at its first step until the pipeline is told to stop.
   StartPipeline([&](auto& store, auto parents, const auto& run, int64_t step, const auto& options,
                     const auto& progress) {
-    started.set_value();
     return BuildMerge(store, parents, run, step, options, [&](double share) {
       Status status = progress(share);
+      started.set_value();
       while (status.ok()) {
         std::this_thread::yield();
         status = progress(share);
