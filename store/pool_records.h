@@ -28,9 +28,9 @@ struct PoolConfig {
   PoolMethod method = PoolMethod::kOpcm;
   double projection = 0.5;  // opcm's a, [0, 1)
   double scale = 0.5;       // of task arithmetic, (0, 10]
-  // Cosine from which on a new adapter is merged although it would fit, 1: none; null: the `quantile`
-  // of the similarities of all pairs, at least kLeastPoolSimilarity, once there are three adapters.
-  // (Defaults as measured: examples/adapter_pool/README.md.)
+  // Cosine from which on a new adapter is merged although it would fit, 1: none; null: the
+  // `quantile` of the similarities of all pairs, at least kLeastPoolSimilarity, once there are three
+  // adapters. (Defaults as measured: examples/adapter_pool/README.md.)
   std::optional<double> threshold = 1.0;
   double quantile = 0.5;  // [0, 1]
   // exp(own loss - loss of the member) on a task's probe texts that a merge must keep, for each

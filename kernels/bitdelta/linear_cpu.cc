@@ -136,7 +136,7 @@ class Call {
       pass_ = {begin, std::min(begin + kPassRows, args_.x.rows)};
       PlanPass();
       OrderAll();
-      MultiplyByColumns();
+      if (multiplies_pairs_) MultiplyByColumns();
       RowRange tokens{apart_.begin, std::min(apart_.begin + group, apart_.end)};
       bool first = true;
       do {
@@ -321,22 +321,20 @@ class Call {
     const int64_t* order = scratch_.order.data() + pass_.begin;
     const int64_t blocks = RoundUp(d_in_, kRunColumns) / kRunColumns;
     int64_t words = 0;
-    for (int64_t r = 0; r < PassRows();) {
-      int64_t end = r + 1;
+    for (int64_t r = 0, end = 0; r < PassRows(); r = end) {
+      end = r + 1;
+      if (!ByColumns(r)) continue;
       while (end < PassRows() && ByColumns(end) &&
              args_.variant_of_row[order[end]] == args_.variant_of_row[order[r]]) {
         ++end;
       }
-      if (ByColumns(r)) {
-        const int64_t vectors = RoundUp(end - r, kRunTokens) / kRunTokens;
-        scratch_.runs.push_back({.input = &args_.x,
-                                 .order = order + r,
-                                 .begin = r,
-                                 .count = end - r,
-                                 .vectors = vectors});
-        words += blocks * vectors * kRunTokens * kRunColumns / 2;
-      }
-      r = ByColumns(r) ? end : r + 1;
+      const int64_t vectors = RoundUp(end - r, kRunTokens) / kRunTokens;
+      scratch_.runs.push_back({.input = &args_.x,
+                               .order = order + r,
+                               .begin = r,
+                               .count = end - r,
+                               .vectors = vectors});
+      words += blocks * vectors * kRunTokens * kRunColumns / 2;
     }
     uint32_t* x = scratch_.columns.Reserve(words);
     for (ColumnRun& run : scratch_.runs) {
