@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "kernels/base/check.h"
@@ -17,7 +18,6 @@ constexpr int64_t kWakeMs = 200;         // longest wait that does not look whet
 constexpr int64_t kIdlePollMs = 20;      // of WaitIdle
 constexpr int64_t kStoreRetryMs = 1000;  // after the store refused to note a job's state
 constexpr int64_t kMaxBackoffMs = 30'000;
-constexpr int64_t kEventsAtOnce = 1000;
 
 }  // namespace
 
@@ -33,13 +33,13 @@ struct Pipeline::State {
 
   // --- of the runner ---
   JobWork work;
-  int64_t seen_event = 0;
 
   // --- guarded by mutex ---
   mutable std::mutex mutex;
   std::condition_variable wake;
   bool stopping = false;
   Progress progress;
+  std::optional<int64_t> rests_after;  // the event, while the runner waits for the next one
 
   std::mutex submit_mutex;  // one Submit at a time
   std::thread runner;
@@ -81,14 +81,14 @@ struct Pipeline::State {
   }
 
   void Run() {
-    seen_event = store.LastEvent();
     // What cannot be cleaned now is cleaned with the next job of its pool.
     static_cast<void>(work.CleanPools(
         [this](double) { return Stopping() ? Unavailable("stopping") : OkStatus(); }));
     while (!Stopping()) {
+      const int64_t event = store.LastEvent();
       std::optional<Job> job = NextJob();
       if (!job) {
-        WaitForWork();
+        WaitForEventAfter(event);
         continue;
       }
       if (job->state == JobState::kRunning) job->attempts = 0;
@@ -102,21 +102,31 @@ struct Pipeline::State {
     }
   }
 
+  void SetResting(std::optional<int64_t> event) {
+    {
+      const std::lock_guard lock(mutex);
+      rests_after = event;
+    }
+    wake.notify_all();
+  }
+
+  bool RestsAfter(int64_t event) const {
+    const std::lock_guard lock(mutex);
+    return rests_after == event;
+  }
+
   // Whoever queues a job commits an event with it.
-  void WaitForWork() {
+  void WaitForEventAfter(int64_t event) {
+    SetResting(event);
     while (!Stopping()) {
       const auto begin = std::chrono::steady_clock::now();
-      if (store.WaitForEvents(seen_event, kWakeMs)) break;
+      if (store.WaitForEvents(event, kWakeMs)) break;
       // Back early and without an event: the store is shut down, and this pipeline will be stopped.
       if (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(kWakeMs / 2)) {
         Sleep(kWakeMs);
       }
     }
-    for (;;) {
-      const std::vector<Event> events = store.EventsSince(seen_event, kEventsAtOnce);
-      if (events.empty()) return;
-      seen_event = events.back().sequence;
-    }
+    SetResting(std::nullopt);
   }
 
   // Does one job to its end: done, failed, or interrupted. An error: its state could not be noted.
@@ -192,7 +202,8 @@ Pipeline::Progress Pipeline::progress() const {
 bool Pipeline::WaitIdle(int64_t timeout_ms) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   for (;;) {
-    if (state_->store.ListOpenJobs().empty()) return true;
+    const int64_t event = state_->store.LastEvent();
+    if (state_->store.ListOpenJobs().empty() && state_->RestsAfter(event)) return true;
     if (std::chrono::steady_clock::now() >= deadline) return false;
     std::unique_lock lock(state_->mutex);
     state_->wake.wait_for(lock, std::chrono::milliseconds(kIdlePollMs));

@@ -106,7 +106,8 @@ class Pipeline {
     double share = 0;
   };
   Progress progress() const;
-  // Waits until no job is queued or running, or the timeout; true if idle.
+  // Waits until no job is queued or running and the runner itself rests (what it cleans when it
+  // starts is cleaned, every event is seen), or the timeout; true if idle.
   bool WaitIdle(int64_t timeout_ms);
 
  private:

@@ -35,7 +35,7 @@ class ServedStore {
   // Paths that a call names are replaced by ones in the temporary folder.
   std::string Converse(std::string_view bytes);
 
-  // Lets queued jobs end, then: whatever was acknowledged is whole.
+  // Lets queued jobs end and the pipeline rest, then: whatever was acknowledged is whole.
   void CheckWhole();
 
   CheckpointStore& store() { return *store_; }
