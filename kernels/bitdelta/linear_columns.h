@@ -3,8 +3,8 @@
 //
 //   y[t, o] = sum_i W[o, i] x[t, i] + sum_p alpha_p[o] sum_i S_p[o, i] x[t, i]
 //
-// Both sums are float32; the weight is multiplied in pairs, the signs are looked up. How, and why
-// not one product of W + alpha S: linear_columns_cpu.cc.
+// The weight is multiplied in pairs, the signs are looked up; sums of float32, or of 16 bits where
+// that is as exact. How, and why not one product of W + alpha S: linear_columns_cpu.cc.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace stockpot {
 
-inline constexpr int64_t kRunColumns = 64;  // columns of W that meet x at a time, of kColumns
-inline constexpr int64_t kRunTokens = 16;   // of a vector
+inline constexpr int64_t kRunColumns = 128;  // columns of W that meet x at a time, of kColumns
+inline constexpr int64_t kRunTokens = 16;    // of a vector
 
 // Rows of the batch that one variant takes by columns: rows [begin, begin + count) of the pass.
 struct ColumnRun {
@@ -23,7 +23,7 @@ struct ColumnRun {
   int64_t begin = 0;
   int64_t count = 0;
   int64_t vectors = 0;    // of 16 tokens
-  uint32_t* x = nullptr;  // [blocks of columns, vectors, 32, 16]: two bf16 in one
+  uint32_t* x = nullptr;  // [blocks of columns, vectors, 64, 16]: two bf16 in one
 };
 
 // Outputs [begin, end) of one weight for a run; begin is a multiple of 16.
@@ -34,7 +34,7 @@ struct ColumnChunk {
   int64_t end = 0;
 };
 
-// Columns [64 begin, 64 end) of x of a run, to run.x. All blocks before the first product.
+// Columns [128 begin, 128 end) of x of a run, to run.x. All blocks before the first product.
 void OrderColumns(const ColumnRun& run, int64_t columns, int64_t begin, int64_t end);
 
 // Working memory of a thread for chunks of at most `rows` outputs, in floats; cache-line aligned.

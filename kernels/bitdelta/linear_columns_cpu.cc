@@ -5,26 +5,37 @@
 //
 // W + alpha S has no place in bf16 (an alpha far below |W| would be lost) and two products cost
 // twice. So the second sum is looked up, as "Four Russians" do with bits: a table holds, for 8
-// columns and 16 tokens, the sums of all 256 patterns of signs in float32; the 8 bits of a row
-// choose a vector of it, and one addition stands for 128 multiplications. Additions and pairs use
-// different ports of the processor, so one loop over both costs little more than the pairs.
+// columns, the sums of all 256 patterns of signs (linear_columns_table-inl.h); the 8 bits of a row
+// choose a vector of it, and one addition stands for 128 multiplications, or for 256. Additions and
+// pairs use different ports of the processor, so one loop over both costs little more than the
+// pairs.
 //
 // A lane is a token: every (t, o) has its own accumulator, whatever the tile, so a sum depends on
-// its own row of x alone. Per 64 columns: pairs in order, then alpha_p times the sum of the eight
+// its own row of x alone. Per 128 columns: pairs in order, then alpha_p times the sum of the 16
 // table entries, plane after plane.
 //
+// Entries of 16 bits are as good as float32 where alpha is small beside the weight, as it is in a
+// fine-tune: they add 5.7e-4 alpha |x| at most (standard deviation), and y may err by 1e-5 |W[o]|
+// |x|. Rows are judged eight at a time, every 512 columns, by the norm of W up to there: where it
+// is below 283 sum_p |alpha_p| for one of them, the eight take float32 for these columns. W and
+// alpha alone decide, so neither the batch nor the number of threads does. (An alpha of 0.08 of the
+// weights' standard deviation passes at once, one of 0.2 after 3200 columns.)
+//
 // Blocking, for an L1 of 48 KiB, an L2 of 1 MiB and 32 registers:
-//   chunk    up to some thousand rows of W that one thread takes, over 64 columns: they lie pages
-//            apart, so 256 columns of them are copied beside each other at a time;
-//   table    of up to 64 tokens and 64 columns: 512 KiB, built once for all rows of a chunk;
-//   tile     4 rows x 64 tokens: 16 accumulators of the pairs and 8 of the signs, which are summed
-//            for two rows at a time.
-// Accumulators of a chunk wait in memory between two blocks of columns, [tile][row][token].
+//   chunk    up to some thousand rows of W that one thread takes, over 128 columns: they lie pages
+//            apart, so 512 columns of them are copied beside each other at a time;
+//   table    of up to 32 tokens and 128 columns: 256 KiB, built once for all rows of a chunk; twice
+//            that in float32, where some row asks for it;
+//   tile     8 rows x 32 tokens: 16 accumulators of the pairs and 4 or 8 of the signs, which are
+//            summed for four rows at a time.
+// Accumulators of a chunk wait in memory between two blocks of columns, [tile][row][token]; those
+// of 32 tokens pass four blocks before the next tokens come.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <span>
-#include <type_traits>
 
 #include "kernels/bitdelta/linear_columns.h"
 #include "kernels/bitdelta/packed_signs.h"
@@ -34,7 +45,8 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
-#include "kernels/bitdelta/linear_base-inl.h"
+#include "kernels/bitdelta/linear_columns_table-inl.h"
+#include "kernels/bitdelta/linear_columns_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace stockpot {
@@ -42,16 +54,6 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if STOCKPOT_LINEAR_PAIRS
-
-inline constexpr int64_t kColumnLanes = kRunTokens;
-inline constexpr int64_t kColumnPairs = kRunColumns / 2;
-inline constexpr int64_t kColumnGroups = kRunColumns / 8;  // table lookups of a row
-inline constexpr int64_t kColumnEntries = 256;
-inline constexpr int kColumnRows = 4;     // of a tile
-inline constexpr int kColumnVectors = 4;  // of a tile at most
-inline constexpr int kSignRows = 2;       // of a tile, whose signs are summed at a time
-inline constexpr int64_t kWordBytes = kSignWordColumns / 8;
-inline constexpr int64_t kBlockBytes = kSignBlockRows * kWordBytes;  // words of 16 rows
 
 // Transposes 16 x 16 floats.
 HWY_INLINE void Transpose(FloatVec (&m)[kColumnLanes]) {
@@ -90,8 +92,8 @@ HWY_INLINE FloatVec LoadColumns(const BF16Pair* row, int64_t c, int64_t columns)
   return LoadPairs(tail);
 }
 
-// Blocks [first, last) of 64 columns of x of a run: [block][vector][pair][token], zeros where there
-// is no token or column.
+// Blocks [first, last) of 128 columns of x of a run: [block][vector][pair][token], zeros where
+// there is no token or column.
 void OrderBlocks(const ColumnRun& run, int64_t columns, int64_t first, int64_t last) {
   const FloatTag f;
   float* out = reinterpret_cast<float*>(run.x) + first * run.vectors * kColumnPairs * kColumnLanes;
@@ -117,173 +119,82 @@ void OrderBlocks(const ColumnRun& run, int64_t columns, int64_t first, int64_t l
   }
 }
 
-// The two columns of a pair as float32.
-HWY_INLINE FloatVec EvenColumn(FloatVec pair) {
-  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::BitCast(hn::ScalableTag<uint32_t>(), pair)));
-}
-HWY_INLINE FloatVec OddColumn(FloatVec pair) {
-  return hn::And(pair, hn::BitCast(FloatTag(), hn::Set(hn::ScalableTag<uint32_t>(), 0xffff0000u)));
-}
-
-// Where PackedSigns keeps a pattern of four columns (FoldSignGroups).
-constexpr int FoldedPattern(int four) { return four < 8 ? four : four ^ 7; }
-
-// table[group][pattern][vector][token] = sum over the 8 columns of a group of +x where the
-// pattern's bit is 1, -x where it is 0; patterns as PackedSigns has them. x: [vector][pair][token].
-template <int kVectors>
-HWY_NOINLINE void BuildColumnTable(const float* HWY_RESTRICT x, float* HWY_RESTRICT table) {
-  const FloatTag f;
-  constexpr int64_t kVectorFloats = kColumnPairs * kColumnLanes;
-  constexpr int64_t kEntryFloats = kVectors * kColumnLanes;
-  HWY_ALIGN float column[8][kVectors][kColumnLanes];
-  HWY_ALIGN float low[8][kVectors][kColumnLanes];  // sums of the first three columns
-  for (int64_t g = 0; g < kColumnGroups; ++g, table += kColumnEntries * kEntryFloats) {
-    for (int v = 0; v < kVectors; ++v) {
-      for (int p = 0; p < 4; ++p) {
-        const FloatVec pair = hn::Load(f, x + v * kVectorFloats + (4 * g + p) * kColumnLanes);
-        hn::Store(EvenColumn(pair), f, column[2 * p][v]);
-        hn::Store(OddColumn(pair), f, column[2 * p + 1][v]);
-      }
-      for (int i = 0; i < 8; ++i) {
-        FloatVec sum = hn::Zero(f);
-        for (int b = 0; b < 3; ++b) {
-          const FloatVec one = hn::Load(f, column[b][v]);
-          sum = (i >> b & 1) != 0 ? hn::Add(sum, one) : hn::Sub(sum, one);
-        }
-        hn::Store(sum, f, low[i][v]);
-      }
-    }
-    for (int high = 0; high < kColumnEntries / 8; ++high) {
-      FloatVec sum[kVectors];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(f);
-#pragma GCC unroll 8
-      for (int b = 3; b < 8; ++b) {
-        const auto minus =
-            hn::Set(hn::ScalableTag<uint32_t>(), (high >> (b - 3) & 1) != 0 ? 0u : 0x80000000u);
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          sum[v] = hn::Add(sum[v], hn::Xor(hn::Load(f, column[b][v]), hn::BitCast(f, minus)));
-        }
-      }
-      // The eight patterns that share their last five bits lie together, forwards or backwards.
-      const int fourth = high & 1;
-      float* entry = table + (FoldedPattern(high >> 1) * 16 + 8 * fourth) * kEntryFloats;
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v, entry += kColumnLanes) {
-          hn::Store(hn::Add(sum[v], hn::Load(f, low[fourth == 0 ? i : i ^ 7][v])), f, entry);
-        }
-      }
-    }
-  }
-}
-
-// What a tile of 4 rows reads.
-struct ColumnTileRows {
-  const BF16Pair* weights = nullptr;  // [4][64]
-  const uint8_t* signs = nullptr;     // a byte a group: [2 words][16 rows, of which 4][4]
-  const float* alpha = nullptr;       // [4]
-};
-
-// partial[row][vector][token] += 64 columns of the pairs (where kPairs) and of a plane of signs.
-template <int kVectors, bool kPairs>
-HWY_NOINLINE void ColumnTile(const ColumnTileRows& rows, const float* HWY_RESTRICT x,
-                             const float* HWY_RESTRICT table, float* HWY_RESTRICT partial,
-                             bool first) {
-  const FloatTag f;
-  const hn::ScalableTag<uint32_t> d32;
-  constexpr int64_t kVectorFloats = kColumnPairs * kColumnLanes;
-  constexpr int64_t kEntryFloats = kVectors * kColumnLanes;
-  constexpr int64_t kGroupFloats = kColumnEntries * kEntryFloats;
-  constexpr int kHalves = kColumnRows / kSignRows;
-  constexpr int64_t kSteps = kColumnGroups / kHalves;  // of a half: 4 pairs, 2 groups of 2 rows
-  FloatVec sums[kColumnRows][kVectors];
-#pragma GCC unroll 4
-  for (int r = 0; r < kColumnRows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      float* p = partial + r * kEntryFloats + v * kColumnLanes;
-      sums[r][v] = first ? hn::Zero(f) : hn::Load(f, p);
-      __builtin_prefetch(p + kColumnRows * kEntryFloats, 1, 3);  // of the next tile
-    }
-  }
-  const BF16Pair* weights = rows.weights;
-#pragma GCC unroll 2
-  for (int half = 0; half < kHalves; ++half) {
-    FloatVec signs[kSignRows][kVectors];
-#pragma GCC unroll 2
-    for (int r = 0; r < kSignRows; ++r) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) signs[r][v] = hn::Zero(f);
-    }
-    const uint8_t* patterns = rows.signs + half * kSignRows * kWordBytes;
-    const float* entries = table;
-#pragma GCC unroll 1
-    for (int64_t step = 0; step < kSteps; ++step) {
-#pragma GCC unroll 4
-      for (int p = 0; p < 4; ++p) {
-        if constexpr (kPairs) {
-          FloatVec xs[kVectors];
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) {
-            xs[v] = hn::Load(f, x + v * kVectorFloats + p * kColumnLanes);
-          }
-#pragma GCC unroll 4
-          for (int r = 0; r < kColumnRows; ++r) {
-            uint32_t pair;
-            std::memcpy(&pair, weights + r * kRunColumns + 2 * p, sizeof pair);
-            const FloatVec w = hn::BitCast(f, hn::Set(d32, pair));
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = DotPairs(w, xs[v], sums[r][v]);
-          }
-        }
-        const int r = p % kSignRows;
-        const int group = p / kSignRows;
-        const float* entry =
-            entries + group * kGroupFloats + patterns[r * kWordBytes + group] * kEntryFloats;
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          signs[r][v] = hn::Add(signs[r][v], hn::Load(f, entry + v * kColumnLanes));
-        }
-      }
-      weights += 8;
-      x += 4 * kColumnLanes;
-      patterns += step % 2 == 0 ? 2 : kBlockBytes - 2;  // the next word
-      entries += 2 * kGroupFloats;
-    }
-#pragma GCC unroll 2
-    for (int r = 0; r < kSignRows; ++r) {
-      const FloatVec alpha = hn::Set(f, rows.alpha[half * kSignRows + r]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        FloatVec& sum = sums[half * kSignRows + r][v];
-        sum = hn::MulAdd(alpha, signs[r][v], sum);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < kColumnRows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      hn::Store(sums[r][v], f, partial + r * kEntryFloats + v * kColumnLanes);
-    }
-  }
-}
-
 // Blocks of a chunk's columns that are copied at a time: rows of W are pages apart.
 inline constexpr int64_t kPanelsTogether = 4;
+inline constexpr int64_t kPanelColumns = kPanelsTogether * kRunColumns;
 
-// Columns [c0, c0 + 256) of the chunk, those that exist, to [block][row][64]; zeros up to a whole
-// tile.
-inline void PackPanels(const ColumnChunk& chunk, int64_t c0, BF16Pair* panels) {
-  static_assert(kRunColumns == 2 * kStep);
+// Working memory of a thread, one after another.
+struct ChunkMemory {
+  float* float_table = nullptr;    // [kTableLanes]
+  int16_t* short_table = nullptr;  // [kTableLanes]
+  BF16Pair* panels = nullptr;      // [kPanelsTogether][height][128]
+  float* partials = nullptr;       // [tiles of tokens][height][tokens]
+  float* squares = nullptr;        // [height]: |W[o]|^2 over the columns that were copied
+  uint8_t* exact = nullptr;        // [height / 8]: these rows take float32 for these 512 columns
+};
+
+inline constexpr int64_t kTableLanes =
+    kColumnGroups * kColumnEntries * kColumnVectors * kColumnLanes;
+
+// The parts for `rows` outputs, whose number of floats is added to `floats`.
+inline ChunkMemory DivideMemory(int64_t vectors, int64_t rows, float* memory, int64_t& floats) {
+  const int64_t height = RoundUp(rows, kColumnRows);
+  const auto take = [&](int64_t count) {
+    float* part = memory == nullptr ? nullptr : memory + floats;
+    floats += RoundUp(count, kFloatLanes);
+    return part;
+  };
+  ChunkMemory parts;
+  parts.float_table = take(kTableLanes);
+  parts.short_table = reinterpret_cast<int16_t*>(take(kTableLanes / 2));
+  parts.panels = reinterpret_cast<BF16Pair*>(take(kPanelColumns * height / 2));
+  parts.partials = take(vectors * kColumnLanes * height);
+  parts.squares = take(height);
+  parts.exact = reinterpret_cast<uint8_t*>(take(height / kColumnRows));
+  return parts;
+}
+
+int64_t MemoryFloats(int64_t vectors, int64_t rows) {
+  int64_t floats = 0;
+  DivideMemory(vectors, rows, nullptr, floats);
+  return floats;
+}
+
+// The least |W[o]| over sum_p |alpha_p[o]| beside which 16 bits are enough for the signs, if y may
+// err by 4 epsilon sqrt(columns + 4) of |W[o]| |x|, or by 1e-5: five standard deviations.
+inline float LeastNormPerScale(int64_t columns) {
+  constexpr double kDeviations = 5, kEpsilon = 1.2e-7;
+  const double tolerance =
+      std::min(1e-5, 4 * kEpsilon * std::sqrt(static_cast<double>(columns) + 4));
+  return static_cast<float>(kDeviations * kShortError / tolerance);
+}
+
+inline bool ShortSumsSuffice(const PackedSigns::Layout& signs, int64_t o,
+                             float least_norm_per_scale, float square) {
+  float alpha = 0;
+  for (int64_t p = 0; p < signs.planes; ++p) alpha += std::fabs(signs.scales(p)[o]);
+  const float least = least_norm_per_scale * alpha;
+  return least * least <= square && square <= std::numeric_limits<float>::max();
+}
+
+// Which tables a chunk asks for.
+struct ColumnTables {
+  bool floats = false;
+  bool shorts = false;
+};
+
+// Columns [c0, c0 + 512) of the chunk, those that exist, to memory.panels, zeros up to a whole
+// tile; and memory.squares and memory.exact.
+inline ColumnTables PackPanels(const ColumnChunk& chunk, int64_t c0, const ChunkMemory& memory) {
+  static_assert(kRunColumns % kStep == 0);
   const WeightMatrix& weight = *chunk.rows->weight;
   const int64_t height = RoundUp(chunk.end - chunk.begin, kColumnRows);
-  const int64_t end = std::min(weight.cols, c0 + kPanelsTogether * kRunColumns);
+  const int64_t end = std::min(weight.cols, c0 + kPanelColumns);
   constexpr int64_t kAhead = 16;  // rows whose lines are on their way
   const FloatTag f;
+  const float least_norm_per_scale = LeastNormPerScale(weight.cols);
+  ColumnTables tables;
+  bool exact = false;
   for (int64_t r = 0; r < height; ++r) {
     const bool exists = chunk.begin + r < chunk.end;
     const auto* row = exists ? static_cast<const BF16Pair*>(weight.row(chunk.begin + r)) : nullptr;
@@ -291,48 +202,81 @@ inline void PackPanels(const ColumnChunk& chunk, int64_t c0, BF16Pair* panels) {
       const BF16Pair* ahead = row + kAhead * weight.stride;
       for (int64_t c = c0; c < end; c += kStep) __builtin_prefetch(ahead + c, 0, 3);
     }
-    float* out = reinterpret_cast<float*>(panels + r * kRunColumns);
+    FloatVec square = hn::Zero(f);
+    float* out = reinterpret_cast<float*>(memory.panels + r * kRunColumns);
     for (int64_t c = c0; c < end; c += kRunColumns, out += height * kColumnPairs) {
-      for (int64_t half = 0; half < 2; ++half) {
-        hn::Store(exists ? LoadColumns(row, c + half * kStep, end) : hn::Zero(f), f,
-                  out + half * kFloatLanes);
+      for (int64_t part = 0; part < kRunColumns / kStep; ++part) {
+        const FloatVec pairs = exists ? LoadColumns(row, c + part * kStep, end) : hn::Zero(f);
+        square = DotPairs(pairs, pairs, square);
+        hn::Store(pairs, f, out + part * kFloatLanes);
       }
     }
+    const float before = c0 == 0 ? 0 : memory.squares[r];
+    memory.squares[r] = before + hn::GetLane(hn::SumOfLanes(f, square));
+    exact |= exists && !ShortSumsSuffice(*chunk.rows->signs, chunk.begin + r, least_norm_per_scale,
+                                         memory.squares[r]);
+    if (r % kColumnRows < kColumnRows - 1) continue;
+    memory.exact[r / kColumnRows] = exact;
+    (exact ? tables.floats : tables.shorts) = true;
+    exact = false;
   }
+  return tables;
 }
 
-// The sign words of 16 rows over 64 columns; `edge` where they end after 32.
-inline const uint8_t* SignBytesAt(const PackedSigns::Layout& signs, int64_t plane, int64_t o,
-                                  int64_t c0, std::span<uint8_t, 2 * kBlockBytes> edge) {
-  const int64_t word = c0 / kSignWordColumns;
-  const auto* words = reinterpret_cast<const uint8_t*>(signs.block(plane, o / kSignBlockRows) +
-                                                       word * kSignBlockRows);
-  if (word + 1 < signs.column_words) return words;
-  std::memcpy(edge.data(), words, kBlockBytes);
+// The sign words of 16 rows from column c0 on.
+inline const uint8_t* SignWords(const PackedSigns::Layout& signs, int64_t plane, int64_t o,
+                                int64_t c0) {
+  return reinterpret_cast<const uint8_t*>(signs.block(plane, o / kSignBlockRows) +
+                                          c0 / kSignWordColumns * kSignBlockRows);
+}
+
+// Those of 128 columns, in `edge` where the row ends before.
+inline const uint8_t* WholeSignWords(const PackedSigns::Layout& signs, int64_t plane, int64_t o,
+                                     int64_t c0, std::span<uint8_t, kRunWords * kBlockBytes> edge) {
+  const uint8_t* words = SignWords(signs, plane, o, c0);
+  const int64_t exist = signs.column_words - c0 / kSignWordColumns;
+  if (exist >= kRunWords) return words;
+  std::memcpy(edge.data(), words, static_cast<size_t>(exist * kBlockBytes));
   return edge.data();
 }
 
-// One block of 64 columns of a chunk against kVectors vectors of tokens. weights: [row][64]; x:
+// One block of 128 columns of a chunk against kVectors vectors of tokens. weights: [row][128]; x:
 // [vector][pair][token].
 template <int kVectors>
-void MultiplyColumnBlock(const ColumnChunk& chunk, int64_t c0, const BF16Pair* weights,
-                         const float* x, float* table, float* partial) {
+void MultiplyColumnBlock(const ColumnChunk& chunk, int64_t c0, const ColumnTables& tables,
+                         const ChunkMemory& memory, const BF16Pair* weights, const float* x,
+                         float* partial) {
   const PackedSigns::Layout& signs = *chunk.rows->signs;
   const int64_t height = chunk.end - chunk.begin;
-  uint8_t edge[2 * kBlockBytes] = {};
-  BuildColumnTable<kVectors>(x, table);
+  uint8_t edge[kRunWords * kBlockBytes] = {};
+  HWY_ALIGN float steps[kVectors * kColumnLanes];
+  if (tables.floats) FloatSums<kVectors>::Build(x, memory.float_table, steps);
+  if (tables.shorts) ShortSums<kVectors>::Build(x, memory.short_table, steps);
   for (int64_t p = 0; p < signs.planes; ++p) {
     for (int64_t r = 0; r < height; r += kColumnRows) {
       const int64_t o = chunk.begin + r;
       const ColumnTileRows tile{
           .weights = weights + r * kRunColumns,
-          .signs = SignBytesAt(signs, p, o, c0, edge) + o % kSignBlockRows * kWordBytes,
+          .signs = WholeSignWords(signs, p, o, c0, edge) + o % kSignBlockRows * kWordBytes,
           .alpha = signs.scales(p) + o};
+      // The next sign words lie pages away: they are on their way while these rows are multiplied.
+      if (o % kSignBlockRows == 0 && r + kSignBlockRows < height) {
+        const uint8_t* next = SignWords(signs, p, o + kSignBlockRows, c0);
+        for (int64_t w = 0; w < kRunWords; ++w) __builtin_prefetch(next + w * kBlockBytes, 0, 3);
+      }
       float* sums = partial + r * kVectors * kColumnLanes;
-      if (p == 0) {
-        ColumnTile<kVectors, true>(tile, x, table, sums, c0 == 0);
+      const bool first = p == 0 && c0 == 0;
+      const auto multiply = [&]<template <int> class Sums>(const auto* table) {
+        if (p == 0) {
+          ColumnTile<Sums, kVectors, true>(tile, x, table, steps, sums, first);
+        } else {
+          ColumnTile<Sums, kVectors, false>(tile, x, table, steps, sums, first);
+        }
+      };
+      if (memory.exact[r / kColumnRows] != 0) {
+        multiply.template operator()<FloatSums>(memory.float_table);
       } else {
-        ColumnTile<kVectors, false>(tile, x, table, sums, false);
+        multiply.template operator()<ShortSums>(memory.short_table);
       }
     }
   }
@@ -357,47 +301,28 @@ inline void StoreColumns(const ColumnChunk& chunk, const PlannedRow* rows, int64
   }
 }
 
-inline constexpr int64_t kColumnTableFloats =
-    kColumnGroups * kColumnEntries * kColumnVectors * kColumnLanes;
-
-// A table, the panels, the accumulators.
-inline int64_t PanelFloats(int64_t rows) { return kPanelsTogether * rows * kColumnPairs; }
-int64_t MemoryFloats(int64_t vectors, int64_t rows) {
-  const int64_t height = RoundUp(rows, kColumnRows);
-  return kColumnTableFloats + PanelFloats(height) + vectors * kColumnLanes * height;
-}
-
-template <class Run>
-void WithVectors(int64_t vectors, const Run& run) {
-  switch (vectors) {
-    case 1:
-      return run(std::integral_constant<int, 1>{});
-    case 2:
-      return run(std::integral_constant<int, 2>{});
-    case 3:
-      return run(std::integral_constant<int, 3>{});
-    default:
-      return run(std::integral_constant<int, kColumnVectors>{});
-  }
-}
-
 // `memory`: MemoryFloats.
 void MultiplyChunk(const ColumnChunk& chunk, float* memory) {
   const int64_t height = RoundUp(chunk.end - chunk.begin, kColumnRows);
   const int64_t vectors = chunk.run->vectors;
-  auto* panels = reinterpret_cast<BF16Pair*>(memory + kColumnTableFloats);
-  float* partials = memory + kColumnTableFloats + PanelFloats(height);
-  for (int64_t c = 0; c < chunk.rows->weight->cols; c += kRunColumns) {
-    const int64_t block = c / kRunColumns;
-    if (block % kPanelsTogether == 0) PackPanels(chunk, c, panels);
-    const BF16Pair* weights = panels + block % kPanelsTogether * height * kRunColumns;
+  int64_t floats = 0;
+  const ChunkMemory parts = DivideMemory(vectors, height, memory, floats);
+  const int64_t columns = chunk.rows->weight->cols;
+  for (int64_t c0 = 0; c0 < columns; c0 += kPanelColumns) {
+    const ColumnTables tables = PackPanels(chunk, c0, parts);
     for (int64_t v = 0; v < vectors; v += kColumnVectors) {
-      const float* x = reinterpret_cast<const float*>(chunk.run->x) +
-                       (block * vectors + v) * kColumnPairs * kColumnLanes;
-      WithVectors(vectors - v, [&](auto count) {
-        MultiplyColumnBlock<count()>(chunk, c, weights, x, memory,
-                                     partials + v * kColumnLanes * height);
-      });
+      const BF16Pair* weights = parts.panels;
+      for (int64_t c = c0; c < std::min(columns, c0 + kPanelColumns); c += kRunColumns) {
+        const float* x = reinterpret_cast<const float*>(chunk.run->x) +
+                         (c / kRunColumns * vectors + v) * kVectorPairs;
+        float* partial = parts.partials + v * kColumnLanes * height;
+        if (vectors - v >= kColumnVectors) {
+          MultiplyColumnBlock<kColumnVectors>(chunk, c, tables, parts, weights, x, partial);
+        } else {
+          MultiplyColumnBlock<1>(chunk, c, tables, parts, weights, x, partial);
+        }
+        weights += height * kRunColumns;
+      }
     }
   }
   for (int64_t v = 0; v < vectors; ++v) {
@@ -405,7 +330,7 @@ void MultiplyChunk(const ColumnChunk& chunk, float* memory) {
     const int64_t stride = std::min<int64_t>(kColumnVectors, vectors - tile) * kColumnLanes;
     const int64_t t = v * kColumnLanes;
     StoreColumns(chunk, chunk.rows + t, std::min(chunk.run->count - t, kColumnLanes), stride,
-                 partials + tile * kColumnLanes * height + (v - tile) * kColumnLanes);
+                 parts.partials + tile * kColumnLanes * height + (v - tile) * kColumnLanes);
   }
 }
 
