@@ -13,6 +13,7 @@ namespace {
 // --- limits ---
 constexpr int64_t kLooksPerIdle = 64;    // for idle sessions, in the time one of them may be idle
 constexpr size_t kEndedSessions = 4096;  // that a repeated commit finds again
+constexpr size_t kMostRefused = 1024;    // names whose refusal was said
 
 // 128 random bits: a session id cannot be guessed by another client.
 Result<std::string> NewSessionId() {
@@ -144,6 +145,24 @@ Result<Ingest::State::Call> Ingest::State::EnterPut(const std::string& id, int64
                          ": start the daemon with a larger --session-mib");
 }
 
+void Ingest::State::NoteRefusal(const SessionRequest& request, const Status& status) {
+  if (status.code() != StatusCode::kResourceExhausted) return;
+  {
+    const std::lock_guard lock(mutex);
+    if (refused.size() >= kMostRefused) refused.clear();
+    if (!refused.insert(request.run).second) return;
+  }
+  Commit commit;
+  commit.events.push_back({.type = "push_refused",
+                           .subject = request.run,
+                           .fields = {{"run", request.run},
+                                      {"step", std::to_string(request.step)},
+                                      {"reason", status.message()}}});
+  if (store.Apply(std::move(commit)).ok()) return;
+  const std::lock_guard lock(mutex);
+  refused.erase(request.run);  // no room even for that: the next one may find some
+}
+
 void Ingest::State::LeaveLocked(Session& session) {
   session.committing = false;
   --session.calls;
@@ -172,6 +191,7 @@ void Ingest::State::LeaveCommit(const std::string& id, const Digest& shard,
   }
   if (!reply.ok() && IsRetryable(reply.status().code())) return;
   if (reply.ok()) {
+    refused.erase(it->second.request.run);
     ended_sessions[id] = {shard, *reply, gathering};
     ended_order.push_back(id);
     if (ended_order.size() > kEndedSessions) {
@@ -278,8 +298,9 @@ Result<std::vector<bool>> Ingest::HaveChunks(const std::string& session,
 
 Status Ingest::PutChunk(const std::string& session, const Digest& digest,
                         std::span<const std::byte> data) {
-  STOCKPOT_RETURN_IF_ERROR(state_->EnterPut(session, std::ssize(data)).status());
+  STOCKPOT_ASSIGN_OR_RETURN(const State::Call call, state_->EnterPut(session, std::ssize(data)));
   const Status status = state_->store.PutChunk(digest, data);
+  if (!status.ok()) state_->NoteRefusal(call.request, status);
   state_->Leave(session);
   return status;
 }
@@ -297,7 +318,10 @@ Result<CommitReply> Ingest::CommitShard(const std::string& session, ShardCommit 
   } else {
     reply = status;
   }
-  if (!reply.ok()) reply = reply.status().WithContext(SubjectOf(call->request));
+  if (!reply.ok()) {
+    reply = reply.status().WithContext(SubjectOf(call->request));
+    state_->NoteRefusal(call->request, reply.status());
+  }
   state_->LeaveCommit(session, digest, reply);
   return reply;
 }

@@ -109,7 +109,8 @@ class Ingest {
   Result<std::string> OpenSession(const SessionRequest& request);
   Result<std::vector<bool>> HaveChunks(const std::string& session, std::span<const Digest> digests);
   // InvalidArgument: over the session's limit of bytes, which ends nothing: what is there may be
-  // committed.
+  // committed. ResourceExhausted: no room (a quota, the disk); here and at a commit an event
+  // "push_refused" {run, step, reason}, one until something of that run is committed.
   Status PutChunk(const std::string& session, const Digest& digest,
                   std::span<const std::byte> data);
   // One commit: artifact, its states (edges state_of) and their steps, step, lineage (trained_from

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "store/ingest.h"
@@ -77,6 +78,8 @@ struct Ingest::State {
   std::deque<std::string> ended_order;                            // guarded by mutex
   std::map<StepKey, std::shared_ptr<Gathering>> gatherings;       // guarded by mutex; open ones
   std::deque<std::shared_ptr<const Gathering>> ended_gatherings;  // guarded by mutex; oldest first
+  // Guarded by mutex: what has been refused for want of room since its last commit, by its name.
+  std::unordered_set<std::string> refused;
 
   // One commit of a run at a time: what is latest and best is read, decided and written under it.
   std::array<std::mutex, 16> run_locks;
@@ -97,6 +100,9 @@ struct Ingest::State {
   Result<CommitReply> AnswerAgain(const std::string& id, const ShardCommit& shard,
                                   const Status& otherwise);
   int64_t ExpireLocked();
+  // A refusal for want of room (a quota, the disk) is an event "push_refused", one until something
+  // of that name is committed: a trainer tries again for minutes, and only its log would know.
+  void NoteRefusal(const SessionRequest& request, const Status& status);
 
   Result<CommitReply> CommitAlone(const SessionRequest& request, ShardCommit shard);
 

@@ -85,6 +85,35 @@ TEST_F(StoreQuotaTest, AFullStoreSaysSoAndGoesOnReading) {
   EXPECT_TRUE(Save(step).ok()) << "a larger quota, and it goes on";
 }
 
+// A trainer tries again and again: the log says it once, until something of the run is stored.
+TEST_F(StoreQuotaTest, ARefusalIsAnEvent) {
+  const auto refusals = [&] {
+    std::vector<Event> found;
+    for (const Event& event : store_->EventsSince(0, 10'000)) {
+      if (event.type == "push_refused") found.push_back(event);
+    }
+    return found;
+  };
+  Start(3 << 20, 0);
+  while (Save(static_cast<int64_t>(Steps())).ok() && Steps() < 20) {
+  }
+  for (int again = 0; again < 3; ++again) EXPECT_FALSE(Save(50).ok());
+  ASSERT_EQ(refusals().size(), 1u) << "of a chunk";
+  const Event event = refusals()[0];
+  EXPECT_EQ(event.subject, "r");
+  EXPECT_EQ(event.fields.at("step"), std::to_string(Steps()));
+  EXPECT_THAT(event.fields.at("reason"), HasSubstr("the store's quota of 3 MiB is met"));
+  Start(0, static_cast<int64_t>(Steps()) << 20);
+  EXPECT_FALSE(Save(60).ok());
+  EXPECT_FALSE(Save(61).ok());
+  ASSERT_EQ(refusals().size(), 2u) << "of a commit";
+  EXPECT_EQ(refusals()[1].fields.at("step"), "60");
+  KeepTheLast(1);
+  EXPECT_TRUE(Save(62).ok());
+  EXPECT_FALSE(Save(63, 4 * kTensorBytes).ok());
+  EXPECT_EQ(refusals().size(), 3u) << "something was stored in between";
+}
+
 // What is there already costs nothing, also when the store is full.
 TEST_F(StoreQuotaTest, KnownChunksAreNotRefused) {
   Start(3 << 20, 0);
