@@ -70,8 +70,9 @@ enum class DeltaSum : uint8_t {
   // rule one sum over float32 values of W + sum_p alpha_p * S_p, made for 16 outputs at a time in
   // the cache; the rounding of W + alpha * S to float32 loses 2^-24 of |W|: 1e-4 of an alpha of
   // 1e-4 |W|. Where pairs of bfloat16 are multiplied (LinearInput), in which W + alpha * S has no
-  // place, two sums side by side; beside a large weight the signs' one is of 16 bits and errs by
-  // 5.7e-4 alpha |x|, Euclidean norm, at most 2e-6 |W[o]| |x| (linear_columns_cpu.cc).
+  // place, two sums side by side; beside a large weight the signs' one is of 16 bits, dithered: its
+  // error has the mean 0 and a standard deviation of at most 8e-4 alpha |x|, at most 2e-6 |W[o]| |x|
+  // (linear_columns_cpu.cc).
   kFolded,
 };
 

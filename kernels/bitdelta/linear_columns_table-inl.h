@@ -7,13 +7,17 @@
 //
 // FloatSums keeps them in float32. ShortSums counts in steps of sum |x| / 32700, a step for each
 // token and block, so that the sum of all entries fits into 16 bits: half the bytes, twice the
-// tokens an addition. An entry is two rounded sums of four columns and errs by sqrt(1 / 6) of a
-// step (standard deviation), 16 of them by sqrt(16 / 6). A step is at most sqrt(128) / 32700 of |x|
-// over the block (Cauchy-Schwarz), so the sum over any number of columns errs by at most
+// tokens an addition. An entry is two rounded sums of four columns. Rounded to the nearest, they
+// would err alike where x is constant and the signs agree, and the errors of a long row add up; so
+// each four columns add a fraction of a step of their own before they are rounded (non-subtractive
+// dither; Gray and Stockham, 1993): whatever x is, errors have the mean 0, and the variance 1/6 of
+// a step over all fractions (1/12 without dither, 1/4 at most). A step is at most sqrt(128) / 32700
+// of |x| over the block (Cauchy-Schwarz), there are 32 rounded sums, so the sum over any number of
+// columns errs by at most
 //
-//   kShortError = 5.7e-4 of |x|, Euclidean norm, standard deviation;
+//   kShortError = 8e-4 of |x|, Euclidean norm, standard deviation;
 //
-// 4.5e-4 for Gaussian x. That bf16 has rounded x is twice as much.
+// 6.4e-4 for Gaussian x. That bf16 has rounded x is twice as much.
 #include <cstdint>
 
 #include "kernels/bitdelta/linear_columns.h"
@@ -55,8 +59,8 @@ HWY_INLINE FloatVec OddColumn(FloatVec pair) {
 constexpr int FoldedPattern(int four) { return four < 8 ? four : four ^ 7; }
 
 // Each of both: an entry is kRegisters vectors `Vec`; Build fills a table from x, [vector][pair]
-// [token], and `steps`, [vector][token], if it counts in steps; AddTo is alpha times the sum of
-// entries, of vector v, added to `sum`.
+// [token], of a block that begins at column c0, and `steps`, [vector][token], if it counts in
+// steps; AddTo is alpha times the sum of entries, of vector v, added to `sum`.
 template <int kVectors>
 struct FloatSums {
   using Tag = FloatTag;
@@ -65,8 +69,8 @@ struct FloatSums {
   static constexpr int kRegisters = kVectors;
   static constexpr int64_t kEntryLanes = kRegisters * kColumnLanes;
 
-  static HWY_NOINLINE void Build(const float* HWY_RESTRICT x, float* HWY_RESTRICT table,
-                                 float* HWY_RESTRICT /*steps*/) {
+  static HWY_NOINLINE void Build(const float* HWY_RESTRICT x, int64_t /*c0*/,
+                                 float* HWY_RESTRICT table, float* HWY_RESTRICT /*steps*/) {
     const FloatTag f;
     HWY_ALIGN float column[8][kVectors][kColumnLanes];
     HWY_ALIGN float low[8][kVectors][kColumnLanes];  // sums of the first three columns
@@ -119,40 +123,52 @@ struct FloatSums {
   }
 };
 
-inline constexpr double kShortError = 5.66e-4;
-inline constexpr float kShortRange = 32700.0f;  // in steps; 16 entries that are off by 1 fit beside
+inline constexpr double kShortError = 8e-4;
+inline constexpr float kShortRange = 32700.0f;  // in steps; 32 sums that are off by 1 fit beside
 
 using ShortTag = hn::ScalableTag<int16_t>;
 using ShortVec = hn::Vec<ShortTag>;
 inline constexpr int64_t kShortLanes = 2 * kColumnLanes;  // two vectors of tokens, interleaved
 
-// What the x of 16 tokens is counted in over a block, and its inverse; 0 where sum |x| is below
-// 1.3e-34 and cannot be inverted.
+// What the x of 16 tokens is counted in over a block. x is multiplied by `scale`, a power of 2, and
+// by `inverse`: 1 / step alone would overflow where x is tiny.
 struct ColumnStep {
   FloatVec step;
+  FloatVec scale;
   FloatVec inverse;
 };
 
 inline ColumnStep StepOf(const float* x) {
-  constexpr float kScale = 1.0f / 128, kLeast = 1e-36f;  // the sum of 128 finite numbers is finite
+  constexpr float kDown = 0x1p-7f, kUp = 0x1p64f;  // the sum of 128 finite numbers is finite
   const FloatTag f;
-  const FloatVec scale = hn::Set(f, kScale);
+  const FloatVec down = hn::Set(f, kDown);
   FloatVec sum = hn::Zero(f);
   for (int64_t p = 0; p < kColumnPairs; ++p) {
     const FloatVec pair = hn::Load(f, x + p * kColumnLanes);
-    sum = hn::MulAdd(scale, hn::Abs(EvenColumn(pair)), sum);
-    sum = hn::MulAdd(scale, hn::Abs(OddColumn(pair)), sum);
+    sum = hn::MulAdd(down, hn::Abs(EvenColumn(pair)), sum);
+    sum = hn::MulAdd(down, hn::Abs(OddColumn(pair)), sum);
   }
-  const FloatVec inverse = hn::Div(hn::Set(f, kShortRange * kScale), sum);
-  return {.step = hn::Mul(sum, hn::Set(f, 1.0f / (kShortRange * kScale))),
-          .inverse = hn::IfThenElseZero(hn::Gt(sum, hn::Set(f, kLeast)), inverse)};
+  const FloatVec scale =
+      hn::IfThenElse(hn::Lt(sum, hn::Set(f, 0x1p-40f)), hn::Set(f, kUp), hn::Set(f, 1.0f));
+  const FloatVec inverse = hn::Div(hn::Set(f, kShortRange * kDown), hn::Mul(scale, sum));
+  return {.step = hn::Mul(sum, hn::Set(f, 1.0f / (kShortRange * kDown))),
+          .scale = scale,
+          .inverse = hn::IfThenElseZero(hn::Gt(sum, hn::Zero(f)), inverse)};
+}
+
+// The part of a step that the four columns from c on add before they are rounded, in [-1/2, 1/2):
+// multiples of the golden ratio, which no period of x resonates with.
+inline float Dither(int64_t c) {
+  const auto turn = static_cast<int32_t>(static_cast<uint32_t>(c / 4) * 0x9E3779B9u);
+  return static_cast<float>(turn) * 0x1p-32f;
 }
 
 // Sums of +-x over 4 columns for all 16 patterns, as PackedSigns has them: those with the last
 // column are the others' negatives. In steps, of one vector of tokens or of two. x: the first pair
 // of the first vector.
 template <int kCount>
-HWY_INLINE void SumsOfFour(const float* x, const FloatVec (&inverse)[2], int16_t* sums) {
+HWY_INLINE void SumsOfFour(const float* x, const ColumnStep (&steps)[2], float dither,
+                           int16_t* sums) {
   const FloatTag f;
   const ShortTag s;
   FloatVec first[2][4];  // of two columns
@@ -162,16 +178,20 @@ HWY_INLINE void SumsOfFour(const float* x, const FloatVec (&inverse)[2], int16_t
     const float* pairs = x + v * kVectorPairs;
     const FloatVec pair0 = v < kCount ? hn::Load(f, pairs) : hn::Zero(f);
     const FloatVec pair1 = v < kCount ? hn::Load(f, pairs + kColumnLanes) : hn::Zero(f);
-    const FloatVec a = hn::Mul(inverse[v], EvenColumn(pair0));
-    const FloatVec b = hn::Mul(inverse[v], OddColumn(pair0));
-    const FloatVec c = hn::Mul(inverse[v], EvenColumn(pair1));
-    const FloatVec d = hn::Mul(inverse[v], OddColumn(pair1));
+    const auto count = [&](FloatVec x_of_column) HWY_ATTR {
+      return hn::Mul(steps[v].inverse, hn::Mul(steps[v].scale, x_of_column));
+    };
+    const FloatVec a = count(EvenColumn(pair0));
+    const FloatVec b = count(OddColumn(pair0));
+    const FloatVec c = count(EvenColumn(pair1));
+    const FloatVec d = count(OddColumn(pair1));
     first[v][3] = hn::Add(a, b);
     first[v][1] = hn::Sub(a, b);
     first[v][0] = hn::Neg(first[v][3]);
     first[v][2] = hn::Neg(first[v][1]);
-    last[v][1] = hn::Sub(c, d);
-    last[v][0] = hn::Neg(hn::Add(c, d));
+    const FloatVec rounding = hn::Set(f, dither);
+    last[v][1] = hn::Add(rounding, hn::Sub(c, d));
+    last[v][0] = hn::Sub(rounding, hn::Add(c, d));
   }
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
@@ -191,10 +211,10 @@ struct ShortSums {
   static constexpr int kRegisters = (kVectors + 1) / 2;
   static constexpr int64_t kEntryLanes = kRegisters * kShortLanes;
 
-  static HWY_NOINLINE void Build(const float* HWY_RESTRICT x, int16_t* HWY_RESTRICT table,
-                                 float* HWY_RESTRICT steps) {
-    BuildVectors<0>(x, table, steps);
-    if constexpr (kRegisters > 1) BuildVectors<1>(x, table, steps);
+  static HWY_NOINLINE void Build(const float* HWY_RESTRICT x, int64_t c0,
+                                 int16_t* HWY_RESTRICT table, float* HWY_RESTRICT steps) {
+    BuildVectors<0>(x, c0, table, steps);
+    if constexpr (kRegisters > 1) BuildVectors<1>(x, c0, table, steps);
   }
 
   // Vector 0 or 1 of the two that ReorderDemote2To has interleaved.
@@ -214,23 +234,24 @@ struct ShortSums {
  private:
   // Entries of a register: vectors 2 r and, if there is one, 2 r + 1.
   template <int r>
-  static HWY_INLINE void BuildVectors(const float* HWY_RESTRICT x, int16_t* HWY_RESTRICT table,
-                                      float* HWY_RESTRICT steps) {
+  static HWY_INLINE void BuildVectors(const float* HWY_RESTRICT x, int64_t c0,
+                                      int16_t* HWY_RESTRICT table, float* HWY_RESTRICT steps) {
     constexpr int kCount = kVectors - 2 * r > 1 ? 2 : 1;
     const FloatTag f;
     const ShortTag s;
     HWY_ALIGN int16_t low[16 * kShortLanes];
     HWY_ALIGN int16_t high[16 * kShortLanes];
     x += 2 * r * kVectorPairs;
-    FloatVec inverse[2] = {hn::Zero(f), hn::Zero(f)};
+    ColumnStep of_vector[2] = {{hn::Zero(f), hn::Zero(f), hn::Zero(f)},
+                               {hn::Zero(f), hn::Zero(f), hn::Zero(f)}};
     for (int i = 0; i < kCount; ++i) {
-      const ColumnStep step = StepOf(x + i * kVectorPairs);
-      hn::Store(step.step, f, steps + (2 * r + i) * kColumnLanes);
-      inverse[i] = step.inverse;
+      of_vector[i] = StepOf(x + i * kVectorPairs);
+      hn::Store(of_vector[i].step, f, steps + (2 * r + i) * kColumnLanes);
     }
     for (int64_t g = 0; g < kColumnGroups; ++g, x += 4 * kColumnLanes) {
-      SumsOfFour<kCount>(x, inverse, low);
-      SumsOfFour<kCount>(x + 2 * kColumnLanes, inverse, high);
+      const int64_t c = c0 + 8 * g;
+      SumsOfFour<kCount>(x, of_vector, Dither(c), low);
+      SumsOfFour<kCount>(x + 2 * kColumnLanes, of_vector, Dither(c + 4), high);
       int16_t* entries = table + g * kColumnEntries * kEntryLanes + r * kShortLanes;
       for (int h = 0; h < 16; ++h) {
         const ShortVec sum = hn::Load(s, high + h * kShortLanes);

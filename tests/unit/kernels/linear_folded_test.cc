@@ -204,9 +204,40 @@ TEST_P(LinearFolded, SignsErrAsDocumented) {
     }
     const double deviation = std::sqrt(square / (rows * d_out));
     RecordProperty(flat ? "flat" : "gaussian", std::to_string(deviation));
-    EXPECT_LT(deviation, SumsShorts() ? 6e-4 : 1e-6) << flat;
+    EXPECT_LT(deviation, SumsShorts() ? 8e-4 : 1e-6) << flat;
     // Otherwise this test would not see what it is for.
     if (SumsShorts() && !flat) EXPECT_GT(deviation, 1e-5);
+  }
+}
+
+// What is alike rounds alike: such errors must not add up over a long row. Signs that are all 1 or
+// follow x; x that is constant, or has a period, or differs in one column of a block by any step.
+TEST_P(LinearFolded, RegularActivationsErrNoMoreThanOthers) {
+  Random random(8);
+  const int64_t d_out = 8;
+  for (const int64_t d_in : {512, 4096, 11008}) {
+    for (const bool follow : {false, true}) {
+      Folded p(DType::kBF16, 128, d_out, d_in, 1, random);
+      std::fill(p.signs.begin(), p.signs.end(), 0xFF);
+      p.SetAlpha([&](int64_t o) { return o < 4 ? 0.0011f : 0.0025f; });
+      for (int64_t t = 0; t < 128; ++t) {
+        const int64_t period = t % 4 == 0 ? 128 : t % 4 == 1 ? 2 : t % 4 == 2 ? 12 : 1 + t;
+        for (int64_t i = 0; i < d_in; ++i) {
+          const float value = i % period == 0 ? 1 + static_cast<float>(t) / 128 : 1.0f;
+          const bool minus = follow && random() % 2 == 0 && t == 0;
+          if (minus) {
+            for (int64_t o = 0; o < d_out; ++o) {
+              p.signs[static_cast<size_t>(o * SignRowBytes(d_in) + i / 8)] &= ~(1u << (i % 8));
+            }
+          }
+          const uint8_t byte = p.signs[static_cast<size_t>(i / 8)];
+          p.x.Set(t, i, byte >> (i % 8) & 1 ? value : -value);
+        }
+      }
+      p.Run();
+      p.ExpectNearReference(std::to_string(d_in) + (follow ? " columns, signs of x" : " columns"));
+      if (HasFatalFailure()) return;
+    }
   }
 }
 
@@ -223,6 +254,24 @@ TEST_P(LinearFolded, TakesTheSmallestAndTheLargestActivations) {
   }
   p.Run();
   p.ExpectNearReference("sizes");
+}
+
+TEST_P(LinearFolded, TinyActivationsMeetLargeWeights) {
+  Random random(9);
+  const int64_t rows = 20, d_in = 1024;
+  for (const float size : {1e-35f, 5e-37f, 2e-38f}) {
+    Folded p(DType::kBF16, rows, 9, d_in, 1, random);
+    for (int64_t i = 0; i < d_in; ++i) {
+      for (int64_t t = 0; t < rows; ++t) {  // normal numbers: smaller ones count as 0
+        p.x.Set(t, i, size * std::copysign(1 + std::fabs(Gaussian(random)), Gaussian(random)));
+      }
+      for (int64_t o = 0; o < 9; ++o) p.weight.Set(o, i, 1e13f * Gaussian(random));
+    }
+    p.SetAlpha([](int64_t) { return 3e11f; });
+    p.Run();
+    p.ExpectNearReference(std::to_string(std::log10(size)));
+    if (HasFatalFailure()) return;
+  }
 }
 
 TEST_P(LinearFolded, TakesWeightsWhoseSquaresOverflow) {
