@@ -32,15 +32,20 @@ Status CheckSigns(int64_t d_out, int64_t d_in, int64_t sign_bytes, int64_t scale
   return OkStatus();
 }
 
-// One row of a plane of canonical bytes, or null for a padding row, to every 16th word of a block.
-void PackRow(const uint8_t* bytes, int64_t row_bytes, int64_t column_words, uint32_t* words) {
-  for (int64_t word = 0; word < column_words; ++word) {
-    uint32_t bits = 0;
-    if (bytes != nullptr) {
-      const int64_t first = word * (kSignWordColumns / 8);
-      std::memcpy(&bits, bytes + first, std::min<int64_t>(sizeof bits, row_bytes - first));
+// The canonical bytes of 16 rows of a plane, of which `rows` exist, to words[word][row].
+void PackBlock(const uint8_t* bytes, int64_t rows, int64_t row_bytes, int64_t column_words,
+               uint32_t* words) {
+  constexpr int64_t kWordBytes = kSignWordColumns / 8;
+  for (int64_t word = 0; word < column_words; ++word, words += kSignBlockRows) {
+    uint32_t bits[kSignBlockRows] = {};
+    const uint8_t* first = bytes + word * kWordBytes;
+    if ((word + 1) * kWordBytes <= row_bytes) {
+      for (int64_t r = 0; r < rows; ++r) std::memcpy(&bits[r], first + r * row_bytes, kWordBytes);
+    } else {
+      const auto rest = static_cast<size_t>(row_bytes - word * kWordBytes);
+      for (int64_t r = 0; r < rows; ++r) std::memcpy(&bits[r], first + r * row_bytes, rest);
     }
-    words[word * kSignBlockRows] = FoldSignGroups(bits);
+    for (int64_t r = 0; r < kSignBlockRows; ++r) words[r] = FoldSignGroups(bits[r]);
   }
 }
 
@@ -83,13 +88,13 @@ Result<PackedSigns> PackedSigns::Pack(int64_t d_out, int64_t d_in, std::span<con
   const bool by_row = scales == planes * d_out;
   for (int64_t plane = 0; plane < planes; ++plane) {
     for (int64_t row = 0; row < padded_rows; ++row) {
-      const bool exists = row < d_out;
       const int64_t scale = by_row ? plane * d_out + row : plane;
-      row_alpha[plane * padded_rows + row] = exists ? alpha[scale] : 0.0f;
-      const int64_t block = plane * layout->row_blocks + row / kSignBlockRows;
-      PackRow(exists ? signs.data() + (plane * d_out + row) * row_bytes : nullptr, row_bytes,
-              layout->column_words,
-              words + block * layout->column_words * kSignBlockRows + row % kSignBlockRows);
+      row_alpha[plane * padded_rows + row] = row < d_out ? alpha[scale] : 0.0f;
+    }
+    for (int64_t row = 0; row < d_out; row += kSignBlockRows) {
+      PackBlock(signs.data() + (plane * d_out + row) * row_bytes,
+                std::min(kSignBlockRows, d_out - row), row_bytes, layout->column_words, words);
+      words += layout->column_words * kSignBlockRows;
     }
   }
   return PackedSigns(std::move(layout));
