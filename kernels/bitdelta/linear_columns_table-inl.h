@@ -11,9 +11,9 @@
 // would err alike where x is constant and the signs agree, and the errors of a long row add up; so
 // each four columns add a fraction of a step of their own before they are rounded (non-subtractive
 // dither; Gray and Stockham, 1993): whatever x is, errors have the mean 0, and the variance 1/6 of
-// a step over all fractions (1/12 without dither, 1/4 at most). A step is at most sqrt(128) / 32700
-// of |x| over the block (Cauchy-Schwarz), there are 32 rounded sums, so the sum over any number of
-// columns errs by at most
+// a squared step over all fractions (1/12 without dither, 1/4 at most). A step is at most sqrt(128)
+// / 32700 of |x| over the block (Cauchy-Schwarz), there are 32 rounded sums, so the sum over any
+// number of columns errs by at most
 //
 //   kShortError = 8e-4 of |x|, Euclidean norm, standard deviation;
 //
@@ -205,62 +205,52 @@ HWY_INLINE void SumsOfFour(const float* x, const ColumnStep (&steps)[2], float d
 
 template <int kVectors>
 struct ShortSums {
+  static_assert(kVectors <= 2);
   using Tag = ShortTag;
   using Vec = ShortVec;
   using Entry = int16_t;
-  static constexpr int kRegisters = (kVectors + 1) / 2;
-  static constexpr int64_t kEntryLanes = kRegisters * kShortLanes;
+  static constexpr int kRegisters = 1;
+  static constexpr int64_t kEntryLanes = kShortLanes;
 
   static HWY_NOINLINE void Build(const float* HWY_RESTRICT x, int64_t c0,
                                  int16_t* HWY_RESTRICT table, float* HWY_RESTRICT steps) {
-    BuildVectors<0>(x, c0, table, steps);
-    if constexpr (kRegisters > 1) BuildVectors<1>(x, c0, table, steps);
+    const FloatTag f;
+    const ShortTag s;
+    HWY_ALIGN int16_t low[16 * kShortLanes];
+    HWY_ALIGN int16_t high[16 * kShortLanes];
+    ColumnStep of_vector[2] = {{hn::Zero(f), hn::Zero(f), hn::Zero(f)},
+                               {hn::Zero(f), hn::Zero(f), hn::Zero(f)}};
+    for (int v = 0; v < kVectors; ++v) {
+      of_vector[v] = StepOf(x + v * kVectorPairs);
+      hn::Store(of_vector[v].step, f, steps + v * kColumnLanes);
+    }
+    for (int64_t g = 0; g < kColumnGroups; ++g, x += 4 * kColumnLanes) {
+      const int64_t c = c0 + 8 * g;
+      SumsOfFour<kVectors>(x, of_vector, Dither(c), low);
+      SumsOfFour<kVectors>(x + 2 * kColumnLanes, of_vector, Dither(c + 4), high);
+      for (int h = 0; h < 16; ++h) {
+        const ShortVec sum = hn::Load(s, high + h * kShortLanes);
+#pragma GCC unroll 16
+        for (int l = 0; l < 16; ++l, table += kShortLanes) {
+          hn::Store(hn::Add(sum, hn::Load(s, low + l * kShortLanes)), s, table);
+        }
+      }
+    }
   }
 
+  static HWY_INLINE FloatVec AddTo(FloatVec sum, FloatVec alpha, const Vec (&signs)[kRegisters],
+                                   int v, const float* steps) {
+    const FloatVec scale = hn::Mul(alpha, hn::Load(FloatTag(), steps + v * kColumnLanes));
+    return hn::MulAdd(scale, Widen(signs[0], v), sum);
+  }
+
+ private:
   // Vector 0 or 1 of the two that ReorderDemote2To has interleaved.
   static HWY_INLINE FloatVec Widen(ShortVec both, int vector) {
     const hn::ScalableTag<int32_t> d32;
     const ShortVec twice = vector == 0 ? hn::InterleaveLower(ShortTag(), both, both)
                                        : hn::InterleaveUpper(ShortTag(), both, both);
     return hn::ConvertTo(FloatTag(), hn::ShiftRight<16>(hn::BitCast(d32, twice)));
-  }
-
-  static HWY_INLINE FloatVec AddTo(FloatVec sum, FloatVec alpha, const Vec (&signs)[kRegisters],
-                                   int v, const float* steps) {
-    const FloatVec scale = hn::Mul(alpha, hn::Load(FloatTag(), steps + v * kColumnLanes));
-    return hn::MulAdd(scale, Widen(signs[v / 2], v % 2), sum);
-  }
-
- private:
-  // Entries of a register: vectors 2 r and, if there is one, 2 r + 1.
-  template <int r>
-  static HWY_INLINE void BuildVectors(const float* HWY_RESTRICT x, int64_t c0,
-                                      int16_t* HWY_RESTRICT table, float* HWY_RESTRICT steps) {
-    constexpr int kCount = kVectors - 2 * r > 1 ? 2 : 1;
-    const FloatTag f;
-    const ShortTag s;
-    HWY_ALIGN int16_t low[16 * kShortLanes];
-    HWY_ALIGN int16_t high[16 * kShortLanes];
-    x += 2 * r * kVectorPairs;
-    ColumnStep of_vector[2] = {{hn::Zero(f), hn::Zero(f), hn::Zero(f)},
-                               {hn::Zero(f), hn::Zero(f), hn::Zero(f)}};
-    for (int i = 0; i < kCount; ++i) {
-      of_vector[i] = StepOf(x + i * kVectorPairs);
-      hn::Store(of_vector[i].step, f, steps + (2 * r + i) * kColumnLanes);
-    }
-    for (int64_t g = 0; g < kColumnGroups; ++g, x += 4 * kColumnLanes) {
-      const int64_t c = c0 + 8 * g;
-      SumsOfFour<kCount>(x, of_vector, Dither(c), low);
-      SumsOfFour<kCount>(x + 2 * kColumnLanes, of_vector, Dither(c + 4), high);
-      int16_t* entries = table + g * kColumnEntries * kEntryLanes + r * kShortLanes;
-      for (int h = 0; h < 16; ++h) {
-        const ShortVec sum = hn::Load(s, high + h * kShortLanes);
-#pragma GCC unroll 16
-        for (int l = 0; l < 16; ++l, entries += kEntryLanes) {
-          hn::Store(hn::Add(sum, hn::Load(s, low + l * kShortLanes)), s, entries);
-        }
-      }
-    }
   }
 };
 
