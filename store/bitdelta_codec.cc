@@ -191,15 +191,19 @@ class VariantBuilder {
     const Status status = encoder.Measure({entry.name, base, tuned}, ways);
     if (!status.ok()) return status.WithContext(Quoted(entry.name));
     const DeltaStats& stats = encoder.stats();
+    if (!AllFinite(base)) {
+      return InvalidArgument(Quoted(entry.name) + ": the base's values are not all finite");
+    }
     if (stats.non_finite > 0) {
-      return InvalidArgument(Quoted(entry.name) + ": " + std::to_string(stats.non_finite) + " of " +
-                             std::to_string(entry.elements()) + " values are NaN or infinite");
+      const bool finite = AllFinite(encoder.matrix().tuned);
+      return InvalidArgument(
+          Quoted(entry.name) + ": " + std::to_string(stats.non_finite) + " of " +
+          std::to_string(entry.elements()) +
+          (finite ? " values are further from the base's than float32 holds"
+                  : " values are NaN or infinite, or further from the base's than float32 holds"));
     }
     if (!AllFinite(encoder.rows_behind())) {
       return InvalidArgument(Quoted(entry.name) + ": a row behind the base's last is not finite");
-    }
-    if (!AllFinite(base)) {
-      return InvalidArgument(Quoted(entry.name) + ": the base's values are not all finite");
     }
     update_square_ += stats.sum_square;
     base_square_ += SquaredNorm(encoder.matrix().base, threads_);

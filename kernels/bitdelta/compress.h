@@ -19,8 +19,8 @@ namespace stockpot {
 // What one tensor's delta looks like. Sums run over all elements of [d_out, d_in].
 struct DeltaStats {
   int64_t elements = 0;
-  int64_t changed = 0;     // delta != 0
-  int64_t non_finite = 0;  // NaN or Inf in the fine-tuned weight
+  int64_t changed = 0;     // delta != 0, those that are not finite included
+  int64_t non_finite = 0;  // delta is NaN or infinite: a value of either weight, or an overflow
   double sum_abs = 0;      // sum |delta|
   double sum_square = 0;   // sum delta^2
   float max_abs = 0;       // max |delta|
@@ -37,8 +37,9 @@ struct CompressArgs {
   std::span<float> alpha;    // out: [d_out]
 };
 
-// InvalidArgument if shapes or sizes do not fit. Non-finite values are counted, not refused: the
-// caller decides (their sign bit is that of the comparison, their |delta| is left out of alpha).
+// InvalidArgument if shapes or sizes do not fit. Deltas that are not finite are counted, not
+// refused: the caller decides. Their sign bit is that of delta >= 0 (0 for NaN); alpha and the sums
+// leave them out, and alpha still divides by d_in.
 Result<DeltaStats> BitDeltaCompressReference(const CompressArgs& args);
 Result<DeltaStats> BitDeltaCompressCpu(const CompressArgs& args, ThreadPool& threads);
 

@@ -90,8 +90,8 @@ class RowSums {
       const auto origin = Load(base + i * kPairColumns);
       const auto first = hn::Sub(fine.first, origin.first);
       const auto second = hn::Sub(fine.second, origin.second);
-      AddVector(4 * i, fine.first, first);
-      AddVector(4 * i + 2, fine.second, second);
+      AddVector(4 * i, first);
+      AddVector(4 * i + 2, second);
       word |= SignBits(first, second) << (i * kPairColumns % kChunk);
     }
     return word;
@@ -105,7 +105,7 @@ class RowSums {
     equal_ = hn::Zero(kI);
   }
 
-  // False, and `row` unspecified, if an element was not finite and this is not the careful one.
+  // False, and `row` unspecified, if a delta was not finite and this is not the careful one.
   // `columns` counts what was added, padding included.
   bool Finish(int64_t columns, CompressedRow& row) {
     constexpr int32_t kInfinity = 0x7F800000;
@@ -157,13 +157,14 @@ class RowSums {
     }
   }
 
-  HWY_INLINE void AddVector(int i, Floats fine, Floats delta) {
+  HWY_INLINE void AddVector(int i, Floats delta) {
     auto size = hn::Abs(delta);
     equal_ = hn::Sub(equal_, hn::BitCast(kI, hn::VecFromMask(kF, hn::Eq(delta, hn::Zero(kF)))));
     if constexpr (kCareful) {
       const auto limit = hn::Set(kF, std::numeric_limits<float>::max());
-      non_finite_ += kLanes - static_cast<int64_t>(hn::CountTrue(kF, hn::Le(hn::Abs(fine), limit)));
-      size = hn::IfThenElseZero(hn::Le(size, limit), size);
+      const auto finite = hn::Le(size, limit);
+      non_finite_ += kLanes - static_cast<int64_t>(hn::CountTrue(kF, finite));
+      size = hn::IfThenElseZero(finite, size);
     }
     // Without their sign, floats are ordered as integers are, and NaN is above infinity.
     max_bits_ = hn::Max(max_bits_, hn::BitCast(kI, size));

@@ -51,18 +51,17 @@ __global__ void CompressKernel(CudaCompressArgs args) {
     const int64_t c = step * kWarpLanes + lane;
     const bool inside = c < d_in;
     float delta = 0;
-    bool tuned_is_finite = true;
     if (inside) {
-      const float tuned = LoadDeviceWeight(args.fine_tuned.data, args.fine_tuned.dtype,
-                                           row * args.fine_tuned.stride + c);
-      delta = tuned - LoadDeviceWeight(args.base.data, args.base.dtype, row * args.base.stride + c);
-      tuned_is_finite = fabsf(tuned) <= 3.402823466e38f;
+      delta = LoadDeviceWeight(args.fine_tuned.data, args.fine_tuned.dtype,
+                               row * args.fine_tuned.stride + c) -
+              LoadDeviceWeight(args.base.data, args.base.dtype, row * args.base.stride + c);
     }
     const unsigned bits = __ballot_sync(kAllLanes, inside && delta >= 0);
     changed += __popc(__ballot_sync(kAllLanes, delta != 0));
-    non_finite += __popc(__ballot_sync(kAllLanes, !tuned_is_finite));
     const float size = fabsf(delta);
-    if (size <= 3.402823466e38f) {
+    const bool finite = size <= 3.402823466e38f;
+    non_finite += __popc(__ballot_sync(kAllLanes, !finite));
+    if (finite) {
       sum_abs += size;
       sum_square += static_cast<double>(size) * size;
       max_abs = fmaxf(max_abs, size);

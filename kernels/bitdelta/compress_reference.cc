@@ -21,12 +21,13 @@ Result<DeltaStats> BitDeltaCompressReference(const CompressArgs& args) {
     double abs_lanes[kCompressLanes] = {};
     double square_lanes[kCompressLanes] = {};
     for (int64_t c = 0; c < d_in; ++c) {
-      const float tuned = args.fine_tuned.at(r, c);
-      const float delta = tuned - args.base.at(r, c);
+      const float delta = args.fine_tuned.at(r, c) - args.base.at(r, c);
       if (delta >= 0) args.signs[r * SignRowBytes(d_in) + c / 8] |= 1u << (c % 8);
       row.changed += delta != 0;
-      row.non_finite += !std::isfinite(tuned);
-      if (!std::isfinite(delta)) continue;
+      if (!std::isfinite(delta)) {
+        ++row.non_finite;
+        continue;
+      }
       abs_lanes[c % kCompressLanes] += std::fabs(delta);
       square_lanes[c % kCompressLanes] += static_cast<double>(delta) * delta;
       row.max_abs = std::max(row.max_abs, std::fabs(delta));

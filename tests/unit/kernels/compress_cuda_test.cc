@@ -2,6 +2,7 @@
 // of a row up to two words of a warp and a few beyond, strided rows, every pair of dtypes.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -41,11 +42,20 @@ void ExpectReference(int64_t d_out, int64_t d_in, DType base_type, DType tuned_t
                      Random& random) {
   const int64_t base_padding = static_cast<int64_t>(random() % 9);
   const int64_t tuned_padding = static_cast<int64_t>(random() % 9);
-  const OwnedWeight base =
-      OwnedWeight::Gaussian(base_type, d_out, d_in, 0.02f, random, base_padding);
+  OwnedWeight base = OwnedWeight::Gaussian(base_type, d_out, d_in, 0.02f, random, base_padding);
   OwnedWeight tuned = OwnedWeight::Gaussian(tuned_type, d_out, d_in, 0.02f, random, tuned_padding);
   for (int64_t r = 0; r < d_out; ++r) {  // unchanged where the dtype can say so
     for (int64_t c = r; c < d_in; c += 3) tuned.Set(r, c, base.view().at(r, c));
+  }
+  if (d_out > 1 && d_in > 0) {  // not finite on either side, and where the dtypes can, a difference
+    const auto column = [&] {
+      return static_cast<int64_t>(random() % static_cast<uint64_t>(d_in));
+    };
+    base.Set(1, column(), std::numeric_limits<float>::quiet_NaN());
+    tuned.Set(1, column(), -std::numeric_limits<float>::infinity());
+    const int64_t c = column();
+    base.Set(1, c, -3e38f);
+    tuned.Set(1, c, 3e38f);
   }
   Output want(d_out, d_in);
   want.stats =

@@ -407,6 +407,19 @@ TEST_F(BitDeltaCodecTest, AnotherFloatTypeThanTheBases) {
 
 // --- the gate ---
 
+TEST_F(BitDeltaCodecTest, SaysWhatIsNotFinite) {
+  TestModel base = TinyLlama(random_);
+  base.SetElement(kQ, 5, std::numeric_limits<float>::infinity());
+  base.SetElement(kDown, 7, -3e38);
+  StoreBase(base);
+  TestModel of_base = base;
+  of_base.SetElement(kQ, 5, 0);
+  ExpectRefused(of_base, {kQ, "the base's values are not all finite"});
+  TestModel far = base;
+  far.SetElement(kDown, 7, 3e38);
+  ExpectRefused(far, {kDown, "1 of ", "further from the base's than float32 holds"});
+}
+
 TEST_F(BitDeltaCodecTest, Refuses) {
   TestModel base = TinyLlama(random_);
   base.SetBytes("model.layers.0.steps", DType::kI64, {2}, std::vector<std::byte>(16));
@@ -416,7 +429,7 @@ TEST_F(BitDeltaCodecTest, Refuses) {
     for (const float bad : {inf, -inf, std::numeric_limits<float>::quiet_NaN()}) {
       TestModel tuned = base;
       tuned.SetElement(name, 5, bad);
-      ExpectRefused(tuned, {name, "NaN or infinite"});
+      ExpectRefused(tuned, {name, "1 of ", "NaN or infinite"});
     }
   }
   TestModel missing = base;
