@@ -4,14 +4,25 @@
 # Google Benchmark's JSON of the single times goes to build/bench-raw/.
 #   tests/bench.sh [--only PART_OF_A_NAME] [--quick]
 set -euo pipefail
+usage="usage: tests/bench.sh [--only PART_OF_A_NAME] [--quick]"
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 only=
 for ((i = 1; i <= $#; ++i)); do
-  if [ "${!i}" = --only ]; then
-    j=$((i + 1))
-    only=${!j:-}
-  fi
+  case ${!i} in
+    --only)
+      j=$((i + 1))
+      only=${!j:-}
+      if [[ -z $only || $only = --* ]]; then
+        echo "bench: --only lacks its value, a part of a ratio's name; $usage" >&2
+        exit 2
+      fi
+      ;;
+    -h | --help)
+      echo "$usage"
+      exit 0
+      ;;
+  esac
 done
 cmake/setup.sh >&2
 STOCKPOT_PYTHON=$(cmake/setup.sh --print-python)
