@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "kernels/svd/svd_checks.h"
 
@@ -57,8 +58,20 @@ Status NameNonFinite(const SvdArgs& args, const WeightMatrix& m, int64_t r, cons
 
 }  // namespace
 
+Status NameTensor(const SvdArgs& args, const Status& status) {
+  return args.name.empty() ? status : status.WithContext("tensor '" + std::string(args.name) + "'");
+}
+
 Status SvdError(const SvdArgs& args, const std::string& what) {
-  return InvalidArgument("tensor '" + std::string(args.name) + "': " + what);
+  return NameTensor(args, InvalidArgument(what));
+}
+
+Status CheckSvdEnergy(const SvdArgs& args, double energy) {
+  if (energy <= kMaxSvdNorm * kMaxSvdNorm) return OkStatus();
+  char text[96];
+  std::snprintf(text, sizeof text, "values are too large for float32: the norm is %.3g, at most %g",
+                std::sqrt(energy), kMaxSvdNorm);
+  return SvdError(args, text);
 }
 
 Status CheckSvdArgs(const SvdArgs& args) {
@@ -96,11 +109,11 @@ Status CheckTruncatedSvd(const SvdArgs& args, const TruncatedSvdOptions& options
 
 Status CheckSvdBytes(const SvdArgs& args, int64_t bytes) {
   if (args.max_bytes <= 0 || bytes <= args.max_bytes) return OkStatus();
-  return ResourceExhausted("tensor '" + std::string(args.name) + "': the SVD of [" +
-                           std::to_string(args.fine_tuned.rows) + ", " +
-                           std::to_string(args.fine_tuned.cols) + "] takes up to " +
-                           std::to_string(bytes) + " bytes, max_bytes is " +
-                           std::to_string(args.max_bytes));
+  return NameTensor(args,
+                    ResourceExhausted("the SVD of [" + std::to_string(args.fine_tuned.rows) + ", " +
+                                      std::to_string(args.fine_tuned.cols) + "] takes up to " +
+                                      std::to_string(bytes) + " bytes, max_bytes is " +
+                                      std::to_string(args.max_bytes)));
 }
 
 Status LiftSvdRow(const SvdArgs& args, int64_t r, float* out, double* energy) {

@@ -36,7 +36,7 @@
 namespace stockpot {
 
 struct SvdArgs {
-  std::string_view name;    // of the tensor: picks the sketch; every error starts with it
+  std::string_view name;    // of the tensor: picks the sketch; if not empty, starts every error
   WeightMatrix fine_tuned;  // [m, n]
   const WeightMatrix* base = nullptr;  // [m, n], any weight dtype; null: fine_tuned alone
   int64_t max_bytes = 0;               // refuse a call whose bound (below) is over it; 0: no limit
@@ -55,6 +55,7 @@ struct TruncatedSvdOptions {
   uint64_t seed = 0;         // of the sketch, beside the tensor's name
 };
 inline constexpr int kMaxSvdIterations = 64;
+inline constexpr double kMaxSvdNorm = 1e37;  // of ||A||_F: products stay within float32 (3e38)
 
 struct Svd {
   int64_t rows = 0;           // m
@@ -72,8 +73,9 @@ struct Svd {
 
 // Errors of all of these. InvalidArgument, beginning with the tensor's name: a shape, dtype, stride
 // or option that does not fit (r > min(m, n), q = 0), or a value of `fine_tuned`, `base` or the
-// delta that is NaN or infinite, with its place; this is checked before any factorisation.
-// ResourceExhausted: the bound is over max_bytes. Internal: no solver converged.
+// delta that is NaN or infinite, with its place, or (references aside) an ||A||_F over
+// kMaxSvdNorm; this is checked before any factorisation. ResourceExhausted: the bound is over
+// max_bytes. Internal: no solver converged.
 // A matrix without elements has rank 0 and captures 1.
 
 // One-sided Jacobi in double precision, loops only: the optimum that the others are held against.

@@ -269,6 +269,7 @@ Result<Svd> Decompose(const SvdArgs& args, const TruncatedSvdOptions& options) {
     svd.energy += energy;
     for (int64_t j = 0; j < n; ++j) a[wide ? i * n + j : j * m + i] = row[j];
   }
+  STOCKPOT_RETURN_IF_ERROR(CheckSvdEnergy(args, svd.energy));
   if (options.rank == 0) {
     svd.relative_error = svd.energy > 0;
     FinishSvd(svd);
@@ -309,7 +310,7 @@ Result<Svd> TruncatedSvdCuda(const SvdArgs& args, const TruncatedSvdOptions& opt
   STOCKPOT_RETURN_IF_ERROR(CheckSides(args));
   auto svd = Decompose(args, options);
   if (svd.ok() || svd.status().code() == StatusCode::kInvalidArgument) return svd;
-  return svd.status().WithContext("tensor '" + std::string(args.name) + "'");
+  return NameTensor(args, svd.status());
 }
 
 Result<Svd> FullSvdCuda(const SvdArgs& args) {

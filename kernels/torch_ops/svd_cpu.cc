@@ -55,9 +55,10 @@ Result<Svd> Run(const SvdArgs& args, const Decomposition& decompose) {
   try {
     const at::NoGradGuard no_grad;
     STOCKPOT_ASSIGN_OR_RETURN(at::Tensor delta, Lift(args, &svd.energy));
+    STOCKPOT_RETURN_IF_ERROR(CheckSvdEnergy(args, svd.energy));
     auto found = decompose(std::move(delta), svd.energy);
     if (!found.ok()) {
-      return found.status().WithContext("tensor '" + std::string(args.name) + "'");
+      return NameTensor(args, found.status());
     }
     svd.rank = found->s.size(0);
     svd.u = Take(found->u);
@@ -66,7 +67,7 @@ Result<Svd> Run(const SvdArgs& args, const Decomposition& decompose) {
     svd.relative_error = found->relative_error;
     svd.solver = found->solver;
   } catch (const std::exception& e) {  // c10::Error, std::bad_alloc
-    return Internal("tensor '" + std::string(args.name) + "': LibTorch: " + e.what());
+    return NameTensor(args, Internal("LibTorch: " + std::string(e.what())));
   }
   FinishSvd(svd);
   return svd;

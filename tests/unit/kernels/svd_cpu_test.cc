@@ -303,6 +303,15 @@ TEST(SvdCpu, NamesThePlaceOfNanAndInfinity) {
   const WeightMatrix minus_view = View(minus);
   const SvdArgs args{.name = "w", .fine_tuned = View(huge), .base = &minus_view};
   EXPECT_NE(FullSvdCpu(args).status().message().find("overflows"), std::string::npos);
+  const SvdArgs alone{.name = "", .fine_tuned = View(huge)};
+  for (const Result<Svd>& result :
+       {FullSvdCpu(alone), TruncatedSvdCpu(alone, {.rank = 2}), EnergySvdCpu(alone, 0.9)}) {
+    EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(result.status().message().find("values are too large for float32"), 0u)
+        << result.status().ToString();
+  }
+  const at::Tensor large = at::full({2, 2}, 4.9e36);  // of norm 9.8e36
+  EXPECT_TRUE(TruncatedSvdCpu({.name = "w", .fine_tuned = View(large)}, {.rank = 2}).ok());
 }
 
 // Counts the bytes that LibTorch holds and their peak while it lives.
