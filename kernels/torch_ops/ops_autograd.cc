@@ -2,6 +2,7 @@
 // frozen and signs have no gradient; the other operators say that they have none.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -49,8 +50,6 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
                             const at::Tensor& signs, const at::Tensor& alpha,
                             const OptionalTensor& variant_of_row, const OptionalTensor& bias,
                             bool folded) {
-    TORCH_CHECK_VALUE(!base.requires_grad(),
-                      "bitdelta_linear: base: requires a gradient; the base is frozen, detach it");
     context->save_for_backward({x, base, signs, alpha, variant_of_row.value_or(at::Tensor())});
     if (bias.has_value()) context->saved_data["bias"] = bias->scalar_type();
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -79,6 +78,8 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
 at::Tensor LinearWithGradients(const at::Tensor& x, const at::Tensor& base, const at::Tensor& signs,
                                const at::Tensor& alpha, const OptionalTensor& variant_of_row,
                                const OptionalTensor& bias, bool folded) {
+  TORCH_CHECK_VALUE(!(at::GradMode::is_enabled() && base.requires_grad()),
+                    "bitdelta_linear: base: requires a gradient; the base is frozen, detach it");
   return LinearFunction::apply(x, base, signs, alpha, variant_of_row, bias, folded);
 }
 

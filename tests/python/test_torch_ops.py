@@ -207,8 +207,15 @@ def test_training_alpha_lowers_the_loss():
 
 def test_base_that_wants_a_gradient_is_refused():
     x, base, signs, alpha = case(base_dtype=torch.float32)
+    wanted = OPS.bitdelta_linear(x, base, signs, alpha)
+    parameter = torch.nn.Parameter(base)
     with pytest.raises(ValueError, match="base: requires a gradient"):
-        OPS.bitdelta_linear(x, base.requires_grad_(), signs, alpha)
+        OPS.bitdelta_linear(x, parameter, signs, alpha)
+    for without in (torch.no_grad, torch.inference_mode):
+        with without():
+            assert torch.equal(OPS.bitdelta_linear(x, parameter, signs, alpha), wanted)
+    parameter.requires_grad_(False)
+    assert torch.equal(OPS.bitdelta_linear(x, parameter, signs, alpha), wanted)
 
 
 CHANGED = torch.tensor([0, 2, 2, 3])
