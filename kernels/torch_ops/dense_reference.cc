@@ -23,13 +23,8 @@ at::Tensor Stacked(at::Tensor t, int64_t dimensions) {
 template <typename Body>
 void ForVariants(int64_t variants, const OptionalTensor& variant_of_row, const Body& body) {
   if (!variant_of_row.has_value()) return body(0, OptionalTensor());
+  IndexOfRows(kVariantOfRow, variant_of_row, variant_of_row->numel(), variants);  // checks
   const at::Tensor index = variant_of_row->to(at::kLong);
-  if (index.numel() > 0) {
-    const int64_t least = index.min().item<int64_t>(), most = index.max().item<int64_t>();
-    TORCH_CHECK_VALUE(least >= -1 && most < variants,
-                      "bitdelta_linear: variant_of_row: holds indices from ", least, " to ", most,
-                      ", they must lie in [-1, ", variants, ")");
-  }
   for (int64_t v = 0; v < variants; ++v) {
     const at::Tensor rows = index.eq(v).nonzero().squeeze(1);
     if (rows.numel() > 0) body(v, OptionalTensor(rows));

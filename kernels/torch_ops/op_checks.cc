@@ -1,8 +1,13 @@
 #include "kernels/torch_ops/op_checks.h"
 
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <string>
+
+#include "kernels/bitdelta/linear.h"
+#include "kernels/svd/svd.h"
 
 namespace stockpot {
 namespace {
@@ -11,32 +16,42 @@ bool IsWeightType(at::ScalarType t) {
   return t == at::kFloat || t == at::kHalf || t == at::kBFloat16;
 }
 
+// As Python writes it: "int8", "bfloat16".
+std::string NameOf(at::ScalarType t) { return c10::getDtypeNames(t).first; }
+
+// Where an argument may be float64.
+enum class Doubles { kNever, kAlways, kWithX, kNotWithThisX };
+
 // One argument under its operator's name.
 struct Argument {
   const char* op;
   const char* name;
   const at::Tensor& t;
 
-  const Argument& Weight(bool allow_double = false) const {
+  const Argument& Weight(Doubles doubles = Doubles::kNever) const {
+    const bool allow_double = doubles == Doubles::kAlways || doubles == Doubles::kWithX;
     TORCH_CHECK_TYPE(
         IsWeightType(t.scalar_type()) || (allow_double && t.scalar_type() == at::kDouble), op, ": ",
-        name, ": has dtype ", t.scalar_type(), ", takes float32, float16 or bfloat16",
-        allow_double ? " (float64 where x is)" : "");
+        name, ": has dtype ", NameOf(t.scalar_type()), ", takes float32, float16 or bfloat16",
+        doubles == Doubles::kNever    ? ""
+        : doubles == Doubles::kAlways ? ", or float64"
+                                      : ", or float64 where x is float64");
     return *this;
   }
   const Argument& Type(at::ScalarType wanted) const {
-    TORCH_CHECK_TYPE(t.scalar_type() == wanted, op, ": ", name, ": has dtype ", t.scalar_type(),
-                     ", takes ", wanted);
+    TORCH_CHECK_TYPE(t.scalar_type() == wanted, op, ": ", name, ": has dtype ",
+                     NameOf(t.scalar_type()), ", takes ", NameOf(wanted));
     return *this;
   }
   const Argument& Index() const {
     TORCH_CHECK_TYPE(t.scalar_type() == at::kInt || t.scalar_type() == at::kLong, op, ": ", name,
-                     ": has dtype ", t.scalar_type(), ", takes int32 or int64");
+                     ": has dtype ", NameOf(t.scalar_type()), ", takes int32 or int64");
     return *this;
   }
   const Argument& Dimensions(int64_t least, int64_t most) const {
     TORCH_CHECK_VALUE(t.dim() >= least && t.dim() <= most, op, ": ", name, ": has ", t.dim(),
-                      " dimensions, takes ", least, " to ", most);
+                      t.dim() == 1 ? " dimension" : " dimensions", ", takes ", least,
+                      least == most ? "" : " to " + std::to_string(most));
     return *this;
   }
   const Argument& Size(int64_t dimension, const c10::SymInt& wanted) const {
@@ -74,9 +89,9 @@ BitDeltaSizes CheckBitDeltaLinear(const at::Tensor& x, const at::Tensor& base,
                                   const OptionalTensor& variant_of_row,
                                   const OptionalTensor& bias) {
   const char* op = "bitdelta_linear";
-  const bool is_double = x.scalar_type() == at::kDouble;
-  Argument{op, "x", x}.Weight(true).Dimensions(1, 64).On(x);
-  Argument{op, "base", base}.Weight(is_double).Dimensions(2, 2).On(x);
+  const Doubles doubles = x.scalar_type() == at::kDouble ? Doubles::kWithX : Doubles::kNotWithThisX;
+  Argument{op, "x", x}.Weight(Doubles::kAlways).Dimensions(1, 64).On(x);
+  Argument{op, "base", base}.Weight(doubles).Dimensions(2, 2).On(x);
   BitDeltaSizes sizes{.rows = Rows(x),
                       .d_out = base.sym_size(0),
                       .d_in = base.sym_size(1),
@@ -88,11 +103,13 @@ BitDeltaSizes CheckBitDeltaLinear(const at::Tensor& x, const at::Tensor& base,
   Argument{op, "signs", signs}.Size(signs.dim() - 2, sizes.d_out);
   if (signs.dim() >= 3) sizes.planes = signs.sym_size(signs.dim() - 3);
   if (signs.dim() == 4) sizes.variants = signs.sym_size(0);
+  TORCH_CHECK_VALUE(sizes.planes >= 1 && sizes.planes <= kMaxSignPlanes, op, ": signs: has ",
+                    sizes.planes, " planes, takes 1 to ", kMaxSignPlanes);
   const Argument scale{op, "alpha", alpha};
-  scale.Weight(is_double).Dimensions(signs.dim() - 1, signs.dim() - 1).On(x);
+  scale.Weight(doubles).Dimensions(signs.dim() - 1, signs.dim() - 1).On(x);
   for (int64_t i = 0; i < alpha.dim(); ++i) scale.Size(i, signs.sym_size(i));
   if (bias.has_value()) {
-    Argument{op, "bias", *bias}.Weight(is_double).Dimensions(1, 1).Size(0, sizes.d_out).On(x);
+    Argument{op, "bias", *bias}.Weight(doubles).Dimensions(1, 1).Size(0, sizes.d_out).On(x);
   }
   CheckRowsIndex(op, "variant_of_row", variant_of_row, x, sizes.rows, sizes.variants);
   return sizes;
@@ -141,7 +158,8 @@ DeltaSizes CheckLora(const at::Tensor& x, const at::Tensor& a, const at::Tensor&
   return sizes;
 }
 
-void CheckTruncatedSvd(const at::Tensor& fine_tuned, const OptionalTensor& base, int64_t rank) {
+void CheckTruncatedSvd(const at::Tensor& fine_tuned, const OptionalTensor& base,
+                       const SvdNumbers& numbers) {
   const char* op = "truncated_svd";
   Argument{op, "fine_tuned", fine_tuned}.Weight().Dimensions(2, 2).On(fine_tuned);
   if (base.has_value()) {
@@ -149,9 +167,46 @@ void CheckTruncatedSvd(const at::Tensor& fine_tuned, const OptionalTensor& base,
     other.Weight().Dimensions(2, 2).On(fine_tuned);
     other.Size(0, fine_tuned.sym_size(0)).Size(1, fine_tuned.sym_size(1));
   }
+  const auto [rank, oversampling, iterations] = numbers;
   TORCH_CHECK_VALUE(rank >= 0 && fine_tuned.sym_size(0) >= rank && fine_tuned.sym_size(1) >= rank,
                     op, ": rank: ", rank, " is not in [0, the smaller side of ",
                     fine_tuned.sym_sizes(), "]");
+  TORCH_CHECK_VALUE(oversampling >= 0, op, ": oversampling: ", oversampling, " is negative");
+  TORCH_CHECK_VALUE(iterations >= 1 && iterations <= kMaxSvdIterations, op,
+                    ": iterations: ", iterations, " is not in [1, ", kMaxSvdIterations, "]");
+}
+
+std::vector<int32_t> IndexOfRows(const RowIndexName& name, const OptionalTensor& index,
+                                 int64_t rows, int64_t deltas) {
+  if (!index.has_value()) return std::vector<int32_t>(static_cast<size_t>(rows), 0);
+  const at::Tensor wide = index->cpu().to(at::kLong).contiguous();
+  const int64_t* data = wide.const_data_ptr<int64_t>();
+  std::vector<int32_t> out;
+  for (int64_t t = 0; t < rows; ++t) {
+    TORCH_CHECK_VALUE(data[t] >= -1 && data[t]<deltas, name.op, ": ", name.argument, ": row ", t,
+                                               " has index ", data[t], ", takes ", deltas> 0
+                          ? "0 to " + std::to_string(deltas - 1) + ", or "
+                          : "",
+                      "-1 (", name.minus_one, ")");
+    out.push_back(static_cast<int32_t>(data[t]));
+  }
+  return out;
+}
+
+void CheckSparseParts(int64_t v, std::span<const int64_t> offsets, std::span<const int32_t> columns,
+                      int64_t d_in) {
+  const int64_t first = offsets.front(), last = offsets.back();
+  const auto count = static_cast<int64_t>(columns.size());
+  TORCH_CHECK_VALUE(first >= 0 && first <= last && last <= count,
+                    "sparse_delta_linear: row_offsets: delta ", v, " spans [", first, ", ", last,
+                    ") of ", count, " elements");
+  for (int64_t k = first; k < last; ++k) {
+    const int32_t column = columns[static_cast<size_t>(k)];
+    if (column >= 0) continue;
+    const auto end = std::find_if(offsets.begin(), offsets.end(), [k](int64_t o) { return o > k; });
+    TORCH_CHECK_VALUE(false, "sparse_delta_linear: columns: row ", end - offsets.begin() - 1,
+                      " of delta ", v, " has column ", column, " of ", d_in);
+  }
 }
 
 std::vector<c10::SymInt> OutputShape(const at::Tensor& x, c10::SymInt d_out) {

@@ -46,20 +46,6 @@ FloatMatrix MutableView(at::Tensor& t) {
   return {t.mutable_data_ptr<float>(), t.size(0), t.size(1), t.size(1)};
 }
 
-// [rows] as int32. Absent: all rows use delta 0. An int64 that does not fit becomes -2, which the
-// kernels refuse by name.
-std::vector<int32_t> IndexOfRows(const OptionalTensor& index, int64_t rows) {
-  if (!index.has_value()) return std::vector<int32_t>(static_cast<size_t>(rows), 0);
-  const at::Tensor wide = index->to(at::kLong).contiguous();
-  const int64_t* data = wide.const_data_ptr<int64_t>();
-  std::vector<int32_t> out;
-  for (int64_t t = 0; t < rows; ++t) {
-    const bool fits = data[t] == static_cast<int32_t>(data[t]);
-    out.push_back(fits ? static_cast<int32_t>(data[t]) : -2);
-  }
-  return out;
-}
-
 at::Tensor Finish(const at::Tensor& y, const at::Tensor& x) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = y.size(1);
@@ -115,7 +101,7 @@ std::vector<PackedSigns> Pack(const at::Tensor& signs, const at::Tensor& alpha, 
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor& signs,
                   const at::Tensor& alpha, const OptionalTensor& variant_of_row,
                   const OptionalTensor& bias, bool folded) {
-  CheckBitDeltaLinear(x, base, signs, alpha, variant_of_row, bias);
+  const BitDeltaSizes sizes = CheckBitDeltaLinear(x, base, signs, alpha, variant_of_row, bias);
   if (x.scalar_type() == at::kDouble) {
     return DenseBitDeltaLinear(x, base, signs, alpha, variant_of_row, bias);
   }
@@ -123,12 +109,13 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor&
   const at::Tensor rows = takes_bf16 ? Rows(x).contiguous() : FloatRows(x);
   const at::Tensor weight = DenseRows(base);
   at::Tensor y = at::empty({rows.size(0), weight.size(0)}, rows.options().dtype(at::kFloat));
+  const std::vector<int32_t> index =
+      IndexOfRows(kVariantOfRow, variant_of_row, rows.size(0), sizes.variants.expect_int());
   if (y.numel() == 0) return Finish(y, x);
   const at::Tensor offset = bias.has_value() ? bias->to(at::kFloat).contiguous() : at::Tensor();
   const std::vector<PackedSigns> packed = Pack(signs, alpha, weight.size(1));
   std::vector<LayerDelta> variants;
   for (const PackedSigns& one : packed) variants.push_back({.signs = &one});
-  const std::vector<int32_t> index = IndexOfRows(variant_of_row, rows.size(0));
   const std::vector<DeltaSum> sums(index.size(), folded ? DeltaSum::kFolded : DeltaSum::kApart);
   const LinearOutput output{.base = WeightView(weight),
                             .bias = bias.has_value() ? offset.const_data_ptr<float>() : nullptr,
@@ -156,10 +143,10 @@ at::Tensor Sparse(const at::Tensor& x, const at::Tensor& row_offsets, const at::
   std::vector<SparseDelta> deltas;
   for (int64_t v = 0; v < count; ++v) {
     const int64_t* own = offsets.const_data_ptr<int64_t>() + v * ends;
+    CheckSparseParts(v, {own, static_cast<size_t>(ends)},
+                     {places.const_data_ptr<int32_t>(), static_cast<size_t>(changed)},
+                     rows.size(1));
     const int64_t first = own[0], last = own[d_out];
-    TORCH_CHECK_VALUE(first >= 0 && first <= last && last <= changed,
-                      "sparse_delta_linear: row_offsets: delta ", v, " spans [", first, ", ", last,
-                      ") of ", changed, " elements");
     std::vector<int64_t> relative(own, own + ends);
     for (int64_t& offset : relative) offset -= first;
     const auto length = static_cast<size_t>(last - first);
@@ -172,7 +159,8 @@ at::Tensor Sparse(const at::Tensor& x, const at::Tensor& row_offsets, const at::
   }
   std::vector<const SparseDelta*> table;
   for (const SparseDelta& delta : deltas) table.push_back(&delta);
-  const std::vector<int32_t> index = IndexOfRows(delta_of_row, rows.size(0));
+  const std::vector<int32_t> index =
+      IndexOfRows(kSparseDeltaOfRow, delta_of_row, rows.size(0), count);
   at::Tensor y = at::zeros({rows.size(0), d_out}, rows.options());
   ThreadPool threads = MakeThreads(rows.size(0) * changed);
   SparseScratch scratch;
@@ -189,6 +177,8 @@ at::Tensor Lora(const at::Tensor& x, const at::Tensor& a, const at::Tensor& b, d
   const at::Tensor rows = FloatRows(x);
   const at::Tensor all_a = a.dim() == 3 ? a : a.unsqueeze(0);
   const at::Tensor all_b = b.dim() == 3 ? b : b.unsqueeze(0);
+  const std::vector<int32_t> index =
+      IndexOfRows(kLoraDeltaOfRow, delta_of_row, rows.size(0), all_a.size(0));
   std::vector<LoraDelta> deltas;
   for (int64_t v = 0; v < all_a.size(0); ++v) {
     const at::Tensor one_a = DenseRows(all_a[v]), one_b = DenseRows(all_b[v]);
@@ -198,7 +188,6 @@ at::Tensor Lora(const at::Tensor& x, const at::Tensor& a, const at::Tensor& b, d
   }
   std::vector<const LoraDelta*> table;
   for (const LoraDelta& delta : deltas) table.push_back(&delta);
-  const std::vector<int32_t> index = IndexOfRows(delta_of_row, rows.size(0));
   at::Tensor y = at::zeros({rows.size(0), all_b.size(1)}, rows.options());
   ThreadPool threads = MakeThreads(rows.size(0) * (a.numel() + b.numel()));
   LoraScratch scratch;
@@ -218,10 +207,7 @@ at::Tensor Owned(const std::vector<float>& values, std::vector<int64_t> shape) {
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> TruncatedSvd(
     const at::Tensor& fine_tuned, const OptionalTensor& base, int64_t rank, int64_t oversampling,
     int64_t iterations, int64_t seed, c10::string_view name) {
-  CheckTruncatedSvd(fine_tuned, base, rank);
-  TORCH_CHECK_VALUE(iterations >= 1 && iterations <= kMaxSvdIterations,
-                    "truncated_svd: iterations: ", iterations, " is not in [1, ", kMaxSvdIterations,
-                    "]");
+  CheckTruncatedSvd(fine_tuned, base, {rank, oversampling, iterations});
   const at::Tensor tuned = DenseRows(fine_tuned);
   const at::Tensor other = base.has_value() ? DenseRows(*base) : at::Tensor();
   const WeightMatrix base_view = base.has_value() ? WeightView(other) : WeightMatrix{};

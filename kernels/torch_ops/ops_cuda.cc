@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "kernels/bitdelta/compress_cuda.h"
 #include "kernels/bitdelta/linear_cuda.h"
@@ -26,6 +25,7 @@
 #include "kernels/lora/lora_linear_cuda.h"
 #include "kernels/sparse/sparse_delta.h"
 #include "kernels/sparse/sparse_delta_cuda.h"
+#include "kernels/svd/svd_checks.h"
 #include "kernels/torch_ops/dense_reference.h"
 #include "kernels/torch_ops/svd_tensor.h"
 #endif
@@ -61,10 +61,12 @@ FloatMatrix MutableView(at::Tensor& t) {
   return {t.mutable_data_ptr<float>(), t.size(0), t.size(1), t.size(1)};
 }
 
-// [rows] of int32 on the device; absent: all rows use delta 0.
-at::Tensor IndexOfRows(const OptionalTensor& index, const at::Tensor& rows) {
+// IndexOfRows on the device.
+at::Tensor DeviceIndex(const RowIndexName& name, const OptionalTensor& index,
+                       const at::Tensor& rows, int64_t deltas) {
   if (!index.has_value()) return at::zeros({rows.size(0)}, rows.options().dtype(at::kInt));
-  return index->clamp(-1, std::numeric_limits<int32_t>::max()).to(at::kInt).contiguous();
+  IndexOfRows(name, index, rows.size(0), deltas);  // checks
+  return index->to(at::kInt).contiguous();
 }
 
 at::Tensor Finish(const at::Tensor& y, const at::Tensor& x) {
@@ -106,7 +108,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> Compress(const at::Tensor& base,
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor& signs,
                   const at::Tensor& alpha, const OptionalTensor& variant_of_row,
                   const OptionalTensor& bias, bool folded) {
-  CheckBitDeltaLinear(x, base, signs, alpha, variant_of_row, bias);
+  const BitDeltaSizes sizes = CheckBitDeltaLinear(x, base, signs, alpha, variant_of_row, bias);
   const c10::DeviceGuard guard(x.device());
   if (x.scalar_type() == at::kDouble) {
     return DenseBitDeltaLinear(x, base, signs, alpha, variant_of_row, bias);
@@ -114,11 +116,9 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor&
   const at::Tensor rows = FloatRows(x), weight = DenseRows(base);
   const int64_t d_out = weight.size(0), d_in = weight.size(1);
   at::Tensor y = at::empty({rows.size(0), d_out}, rows.options());
+  const int64_t planes = sizes.planes.expect_int(), variants = sizes.variants.expect_int();
+  const at::Tensor index = DeviceIndex(kVariantOfRow, variant_of_row, rows, variants);
   if (y.numel() == 0) return Finish(y, x);
-  const int64_t planes = signs.dim() >= 3 ? signs.size(-3) : 1;
-  const int64_t variants = signs.dim() == 4 ? signs.size(0) : 1;
-  TORCH_CHECK_VALUE(planes >= 1 && planes <= kCudaMaxPlanes, "bitdelta_linear: signs: has ", planes,
-                    " planes, takes 1 to ", kCudaMaxPlanes);
   const at::Tensor bits = signs.contiguous(), scales = alpha.to(at::kFloat).contiguous();
   const int64_t plane_words = SignTileWords(d_out, d_in);
   at::Tensor words = at::empty({variants * planes * plane_words}, rows.options().dtype(at::kInt));
@@ -135,7 +135,7 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor&
                      .alpha = scales.const_data_ptr<float>() + v * planes * d_out,
                      .planes = static_cast<int32_t>(planes)});
   }
-  const at::Tensor device_table = ToDevice(table, x), index = IndexOfRows(variant_of_row, rows);
+  const at::Tensor device_table = ToDevice(table, x);
   const at::Tensor offset = bias.has_value() ? bias->to(at::kFloat).contiguous() : at::Tensor();
   CudaLinearArgs args{
       .x = View(rows),
@@ -176,21 +176,20 @@ void CheckSparseArrays(const at::Tensor& offsets, const at::Tensor& columns,
                        const at::Tensor& values, int64_t d_in) {
   const at::Tensor o = offsets.cpu(), c = columns.cpu(), w = values.cpu();
   const int64_t ends = o.size(1), d_out = ends - 1;
+  const std::span<const int32_t> places{c.const_data_ptr<int32_t>(),
+                                        static_cast<size_t>(c.numel())};
   for (int64_t v = 0; v < o.size(0); ++v) {
     const int64_t* own = o.const_data_ptr<int64_t>() + v * ends;
-    TORCH_CHECK_VALUE(own[0] >= 0 && own[0] <= own[d_out] && own[d_out] <= c.size(0),
-                      "sparse_delta_linear: row_offsets: delta ", v, " spans [", own[0], ", ",
-                      own[d_out], ") of ", c.size(0), " elements");
+    CheckSparseParts(v, {own, static_cast<size_t>(ends)}, places, d_in);
     std::vector<int64_t> relative(own, own + ends);
     for (int64_t& offset : relative) offset -= own[0];
     const auto length = static_cast<size_t>(own[d_out] - own[0]);
-    RaiseUnlessOk(
-        "sparse_delta_linear",
-        SparseDelta::FromElements(
-            d_out, d_in, relative,
-            {reinterpret_cast<const uint32_t*>(c.const_data_ptr<int32_t>()) + own[0], length},
-            {w.const_data_ptr<float>() + own[0], length})
-            .status());
+    RaiseUnlessOk("sparse_delta_linear",
+                  SparseDelta::FromElements(
+                      d_out, d_in, relative,
+                      {reinterpret_cast<const uint32_t*>(places.data()) + own[0], length},
+                      {w.const_data_ptr<float>() + own[0], length})
+                      .status());
   }
 }
 
@@ -210,7 +209,8 @@ at::Tensor Sparse(const at::Tensor& x, const at::Tensor& row_offsets, const at::
                      .columns = reinterpret_cast<const uint32_t*>(places.const_data_ptr<int32_t>()),
                      .values = numbers.const_data_ptr<float>()});
   }
-  const at::Tensor device_table = ToDevice(table, x), index = IndexOfRows(delta_of_row, rows);
+  const at::Tensor device_table = ToDevice(table, x);
+  const at::Tensor index = DeviceIndex(kSparseDeltaOfRow, delta_of_row, rows, offsets.size(0));
   at::Tensor y = at::zeros({rows.size(0), ends - 1}, rows.options());
   RaiseUnlessOk("sparse_delta_linear",
                 LaunchSparseDeltaLinearCuda({.x = View(rows),
@@ -239,7 +239,8 @@ at::Tensor Lora(const at::Tensor& x, const at::Tensor& a, const at::Tensor& b, d
     keep.push_back(all_b[v]);
     table.push_back({.a = one_a, .b = WeightView(keep.back())});
   }
-  const at::Tensor device_table = ToDevice(table, x), index = IndexOfRows(delta_of_row, rows);
+  const at::Tensor device_table = ToDevice(table, x);
+  const at::Tensor index = DeviceIndex(kLoraDeltaOfRow, delta_of_row, rows, all_a.size(0));
   at::Tensor hidden = at::empty({rows.size(0), all_a.size(1)}, rows.options());
   at::Tensor y = at::zeros({rows.size(0), all_b.size(2)}, rows.options());
   RaiseUnlessOk(
@@ -259,20 +260,21 @@ at::Tensor Lora(const at::Tensor& x, const at::Tensor& a, const at::Tensor& b, d
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> TruncatedSvd(
     const at::Tensor& fine_tuned, const OptionalTensor& base, int64_t rank, int64_t oversampling,
     int64_t iterations, int64_t seed, c10::string_view name) {
-  CheckTruncatedSvd(fine_tuned, base, rank);
+  CheckTruncatedSvd(fine_tuned, base, {rank, oversampling, iterations});
   const at::NoGradGuard no_grad;
   const c10::DeviceGuard guard(fine_tuned.device());
-  TORCH_CHECK_VALUE(iterations >= 1 && iterations <= kMaxSvdIterations,
-                    "truncated_svd: iterations: ", iterations, " is not in [1, ", kMaxSvdIterations,
-                    "]");
-  TORCH_CHECK_VALUE(oversampling >= 0, "truncated_svd: oversampling: ", oversampling,
-                    " is negative");
   at::Tensor delta = fine_tuned.to(at::kFloat, false, true).contiguous();
   if (base.has_value()) delta.sub_(*base);
-  TORCH_CHECK_VALUE(delta.isfinite().all().item<bool>(), "truncated_svd: tensor '", name,
-                    "': fine_tuned, base or their difference holds NaN or infinity");
-  const double energy = delta.square().sum(at::kDouble).item<double>();
-  auto svd = SubspaceSvd(delta, energy, {name.data(), name.size()},
+  const SvdArgs named{.name = {name.data(), name.size()}, .fine_tuned = {}};
+  if (!delta.isfinite().all().item<bool>()) {
+    RaiseUnlessOk("truncated_svd",
+                  SvdError(named, "fine_tuned, base or their difference holds NaN or infinity"));
+  }
+  const double norm =
+      at::linalg_vector_norm(delta, 2, std::nullopt, false, at::kDouble).item<double>();
+  const double energy = norm * norm;
+  RaiseUnlessOk("truncated_svd", CheckSvdEnergy(named, energy));
+  auto svd = SubspaceSvd(delta, energy, named.name,
                          {.rank = rank,
                           .oversampling = oversampling,
                           .iterations = static_cast<int>(iterations),

@@ -57,11 +57,10 @@ at::Tensor LoraMeta(const at::Tensor& x, const at::Tensor& a, const at::Tensor& 
   return New(x, OutputShape(x, sizes.d_out), x.scalar_type());
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> SvdMeta(const at::Tensor& fine_tuned,
-                                                                   const OptionalTensor& base,
-                                                                   int64_t rank, int64_t, int64_t,
-                                                                   int64_t, c10::string_view) {
-  CheckTruncatedSvd(fine_tuned, base, rank);
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> SvdMeta(
+    const at::Tensor& fine_tuned, const OptionalTensor& base, int64_t rank, int64_t oversampling,
+    int64_t iterations, int64_t, c10::string_view) {
+  CheckTruncatedSvd(fine_tuned, base, {rank, oversampling, iterations});
   return {New(fine_tuned, {fine_tuned.sym_size(0), rank}, at::kFloat),
           New(fine_tuned, {rank}, at::kFloat),
           New(fine_tuned, {fine_tuned.sym_size(1), rank}, at::kFloat),

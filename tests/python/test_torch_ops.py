@@ -98,6 +98,20 @@ def test_compress_equals_torch(d_out, d_in, base_dtype, tuned_dtype):
     torch.testing.assert_close(stats[:6], torch.tensor(moments, dtype=torch.float64))
 
 
+def test_compress_counts_what_is_not_finite_on_either_side():
+    nan, inf = float("nan"), float("inf")
+    base = torch.zeros(2, 45)
+    tuned = torch.full((2, 45), 0.5)
+    base[1, :4] = torch.tensor([nan, inf, -3e38, inf])
+    tuned[1, 2:5] = torch.tensor([3e38, inf, nan])
+    _, alpha, stats = OPS.bitdelta_compress(base, tuned)
+    assert stats[1:3].tolist() == [90, 5]
+    torch.testing.assert_close(alpha, torch.tensor([0.5, 40 * 0.5 / 45]))
+    for lost in (nan, -3e38):
+        _, alpha, stats = OPS.bitdelta_compress(torch.full((1, 8), lost), torch.full((1, 8), 3e38))
+        assert alpha.item() == 0 and stats[:3].tolist() == [8, 8, 8]
+
+
 @pytest.mark.parametrize("base_dtype", DTYPES)
 @pytest.mark.parametrize("x_dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("stack", [(), (1,), (2,), (3, 1), (3, 2)])
@@ -378,6 +392,83 @@ def test_bad_arguments_of_the_others():
     bad[1, 2] = float("nan")
     with pytest.raises(ValueError, match=r"tensor 'h': fine_tuned\[1, 2\] is NaN"):
         OPS.truncated_svd(bad, None, 2, 8, 2, 0, "h")
+
+
+@pytest.mark.parametrize("planes", [0, 9])
+@pytest.mark.parametrize("path", ["float32", "float64", "meta", "no rows", "no outputs"])
+def test_every_path_checks_the_planes(path, planes):
+    x, base, signs, alpha = case(d_out=0 if path == "no outputs" else 11,
+                                 rows=0 if path == "no rows" else 5, stack=(planes,))
+    arguments = [x.double() if path == "float64" else x, base, signs, alpha]
+    if path == "meta":
+        arguments = [t.to("meta") for t in arguments]
+    message = f"bitdelta_linear: signs: has {planes} planes, takes 1 to 8"
+    with pytest.raises(ValueError, match=message):
+        OPS.bitdelta_linear(*arguments)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_every_path_checks_the_numbers_of_an_svd(device):
+    a = torch.zeros(3, 5, device=device)
+    for iterations in (0, 65, 2**40):
+        with pytest.raises(ValueError, match=rf"iterations: {iterations} is not in \[1, 64\]"):
+            OPS.truncated_svd(a, None, 2, 8, iterations)
+    with pytest.raises(ValueError, match="oversampling: -1 is negative"):
+        OPS.truncated_svd(a, None, 2, -1)
+
+
+@pytest.mark.parametrize("index", [2**40, 2**32, 2**32 + 1, -2**40, -2, 3])
+@pytest.mark.parametrize("path", ["float32", "float64", "no outputs"])
+def test_an_index_out_of_range_is_named(path, index):
+    x, base, signs, alpha = case(d_out=0 if path == "no outputs" else 11, stack=(3, 1))
+    x = x.double() if path == "float64" else x
+    rows = torch.tensor([0, -1, index, 2, 5])
+    where = rf"row 2 has index {index}, takes 0 to 2, or -1 "
+    with pytest.raises(ValueError, match=rf"variant_of_row: {where}\(the base alone\)"):
+        OPS.bitdelta_linear(x, base, signs, alpha, rows)
+    a, b = torch.zeros(3, 2, 37), torch.zeros(3, 4, 2)
+    with pytest.raises(ValueError, match=rf"lora_linear: delta_of_row: {where}\(no delta\)"):
+        OPS.lora_linear(x.float(), a, b, 1.0, rows)
+    offsets, none = torch.zeros(3, 5, dtype=torch.long), torch.zeros(0)
+    with pytest.raises(ValueError, match=rf"sparse_delta_linear: delta_of_row: {where}"):
+        OPS.sparse_delta_linear(x.float(), offsets, none.int(), none, rows)
+
+
+def bad_calls():
+    x, base, signs, alpha = case()
+    sparse = sparse_case()
+    columns = sparse[2].clone()
+    columns[2] = -5
+    huge = torch.full((4, 4), 3e38)
+    return {
+        "signs: has dtype int8, takes uint8": lambda: OPS.bitdelta_linear(
+            x, base, signs.to(torch.int8), alpha),
+        "x: has dtype int64, takes float32, float16 or bfloat16, or float64$": lambda: (
+            OPS.bitdelta_linear(x.long(), base, signs, alpha)),
+        "alpha: has dtype float64, takes float32, float16 or bfloat16, or float64 where x is "
+        "float64": lambda: OPS.bitdelta_linear(x, base, signs, alpha.double()),
+        "variant_of_row: has dtype float32, takes int32 or int64": lambda: OPS.bitdelta_linear(
+            x, base, signs, alpha, torch.zeros(5)),
+        "x: has dtype float64, takes float32, float16 or bfloat16$": lambda: OPS.lora_linear(
+            x.double(), x, x, 1.0),
+        "bias: has 0 dimensions, takes 1$": lambda: OPS.bitdelta_linear(
+            x, base, signs, alpha, None, torch.tensor(0.0)),
+        "base: has 1 dimension, takes 2$": lambda: OPS.bitdelta_linear(x, base[0], signs, alpha),
+        "columns: row 2 of delta 0 has column -5 of 5": lambda: OPS.sparse_delta_linear(
+            sparse[0], sparse[1], columns, sparse[3], torch.zeros(4, dtype=torch.long)),
+        r"truncated_svd: fine_tuned\[0, 0\] is NaN": lambda: OPS.truncated_svd(
+            torch.full((3, 3), float("nan")), None, 1),
+        "truncated_svd: values are too large for float32: the norm is 1.2e": lambda: (
+            OPS.truncated_svd(huge, None, 2)),
+        r"truncated_svd: fine_tuned - base overflows float32 in row 0": lambda: (
+            OPS.truncated_svd(huge, -huge, 2)),
+    }
+
+
+@pytest.mark.parametrize("message", bad_calls())
+def test_messages(message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        bad_calls()[message]()
 
 
 def test_operators_without_a_gradient_say_so():
