@@ -1,15 +1,17 @@
 // torch.ops.stockpot.* for CPU tensors: lends them to the kernels as views.
 //
 // Activations are lifted to float32 (bitdelta_linear takes bfloat16 as it is) and the result is
-// rounded once to x's dtype. A packed layout of the signs (or of a delta) is made in every call and
-// costs about what reading it costs; a server that keeps variants resident uses the kernels
-// directly.
+// rounded once to x's dtype. A packed layout of the signs that rows use (or of a delta) is made in
+// every call and costs about what reading it costs; a server that keeps variants resident uses the
+// kernels directly.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "kernels/bitdelta/compress.h"
 #include "kernels/bitdelta/linear.h"
@@ -46,6 +48,19 @@ FloatMatrix MutableView(at::Tensor& t) {
   return {t.mutable_data_ptr<float>(), t.size(0), t.size(1), t.size(1)};
 }
 
+// The variants that some row uses, ascending; `index` of rows becomes one into these.
+std::vector<int64_t> KeepUsed(std::vector<int32_t>& index) {
+  const std::set<int32_t> used(index.begin(), index.end());
+  std::vector<int64_t> kept;
+  std::map<int32_t, int32_t> place;
+  for (const int32_t v : used) {
+    place[v] = v < 0 ? v : static_cast<int32_t>(kept.size());
+    if (v >= 0) kept.push_back(v);
+  }
+  for (int32_t& v : index) v = place[v];
+  return kept;
+}
+
 at::Tensor Finish(const at::Tensor& y, const at::Tensor& x) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = y.size(1);
@@ -79,19 +94,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> Compress(const at::Tensor& base,
   return {signs, alpha, report};
 }
 
-// One PackedSigns a variant.
-std::vector<PackedSigns> Pack(const at::Tensor& signs, const at::Tensor& alpha, int64_t d_in) {
+// One PackedSigns for each of `variants`.
+std::vector<PackedSigns> Pack(const at::Tensor& signs, const at::Tensor& alpha, int64_t d_in,
+                              const std::vector<int64_t>& variants) {
   const int64_t d_out = signs.size(-2);
   const int64_t planes = signs.dim() >= 3 ? signs.size(-3) : 1;
-  const int64_t variants = signs.dim() == 4 ? signs.size(0) : 1;
-  const at::Tensor bits = signs.contiguous(), scales = alpha.to(at::kFloat).contiguous();
-  const auto bytes = static_cast<size_t>(planes * SignBytes(d_out, d_in));
-  const auto floats = static_cast<size_t>(planes * d_out);
   std::vector<PackedSigns> packed;
-  for (int64_t v = 0; v < variants; ++v) {
+  for (const int64_t v : variants) {
+    const bool stacked = signs.dim() == 4;
+    const at::Tensor bits = (stacked ? signs[v] : signs).contiguous();
+    const at::Tensor scales = (stacked ? alpha[v] : alpha).to(at::kFloat).contiguous();
     auto one = PackedSigns::Pack(
-        d_out, d_in, {bits.const_data_ptr<uint8_t>() + static_cast<size_t>(v) * bytes, bytes},
-        {scales.const_data_ptr<float>() + static_cast<size_t>(v) * floats, floats}, planes);
+        d_out, d_in, {bits.const_data_ptr<uint8_t>(), static_cast<size_t>(bits.numel())},
+        {scales.const_data_ptr<float>(), static_cast<size_t>(scales.numel())}, planes);
     RaiseUnlessOk("bitdelta_linear", one.status());
     packed.push_back(std::move(*one));
   }
@@ -109,11 +124,11 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor&
   const at::Tensor rows = takes_bf16 ? Rows(x).contiguous() : FloatRows(x);
   const at::Tensor weight = DenseRows(base);
   at::Tensor y = at::empty({rows.size(0), weight.size(0)}, rows.options().dtype(at::kFloat));
-  const std::vector<int32_t> index =
+  std::vector<int32_t> index =
       IndexOfRows(kVariantOfRow, variant_of_row, rows.size(0), sizes.variants.expect_int());
   if (y.numel() == 0) return Finish(y, x);
   const at::Tensor offset = bias.has_value() ? bias->to(at::kFloat).contiguous() : at::Tensor();
-  const std::vector<PackedSigns> packed = Pack(signs, alpha, weight.size(1));
+  const std::vector<PackedSigns> packed = Pack(signs, alpha, weight.size(1), KeepUsed(index));
   std::vector<LayerDelta> variants;
   for (const PackedSigns& one : packed) variants.push_back({.signs = &one});
   const std::vector<DeltaSum> sums(index.size(), folded ? DeltaSum::kFolded : DeltaSum::kApart);
@@ -177,10 +192,10 @@ at::Tensor Lora(const at::Tensor& x, const at::Tensor& a, const at::Tensor& b, d
   const at::Tensor rows = FloatRows(x);
   const at::Tensor all_a = a.dim() == 3 ? a : a.unsqueeze(0);
   const at::Tensor all_b = b.dim() == 3 ? b : b.unsqueeze(0);
-  const std::vector<int32_t> index =
+  std::vector<int32_t> index =
       IndexOfRows(kLoraDeltaOfRow, delta_of_row, rows.size(0), all_a.size(0));
   std::vector<LoraDelta> deltas;
-  for (int64_t v = 0; v < all_a.size(0); ++v) {
+  for (const int64_t v : KeepUsed(index)) {
     const at::Tensor one_a = DenseRows(all_a[v]), one_b = DenseRows(all_b[v]);
     auto delta = LoraDelta::Pack(WeightView(one_a), WeightView(one_b), static_cast<float>(scale));
     RaiseUnlessOk("lora_linear", delta.status());

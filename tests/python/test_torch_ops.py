@@ -129,6 +129,34 @@ def test_linear_equals_dense_in_float64(stack, x_dtype, base_dtype):
         assert torch.equal(again, OPS.bitdelta_linear(x, base, signs, alpha, rows))
 
 
+@pytest.mark.parametrize("x_dtype", [*DTYPES, torch.float64])
+def test_variants_that_no_row_uses_change_nothing(x_dtype):
+    x, base, signs, alpha = case(x_dtype=x_dtype, stack=(6, 2))
+    rows = torch.tensor([4, -1, 1, 4, -1])
+    wanted = OPS.bitdelta_linear(x, base, signs[[1, 4]], alpha[[1, 4]],
+                                 torch.tensor([1, -1, 0, 1, -1]))
+    assert torch.equal(OPS.bitdelta_linear(x, base, signs, alpha, rows), wanted)
+    unused = torch.full((5,), -1)
+    alone = OPS.bitdelta_linear(x, base, signs, alpha, unused)
+    assert torch.equal(alone[1], wanted[1]) and torch.equal(alone[4], wanted[4])
+    assert torch.equal(alone, OPS.bitdelta_linear(x, base, signs[:0], alpha[:0], unused))
+
+
+def test_variants_that_no_row_uses_cost_nothing():
+    """Of 2**31 variants, over 100 GB if they were packed."""
+    x, base, signs, alpha = case()
+    many = 2**31 - 1
+    got = OPS.bitdelta_linear(x, base, signs.expand(many, 1, -1, -1), alpha.expand(many, 1, -1),
+                              torch.tensor([many - 1, -1, 0, 7, many - 1]))
+    wanted = OPS.bitdelta_linear(x, base, signs[None, None], alpha[None, None],
+                                 torch.tensor([0, -1, 0, 0, 0]))
+    assert torch.equal(got, wanted)
+    a, b = torch.randn(3, 37), torch.randn(4, 3)
+    rows = torch.tensor([2, -1, 0, 2, 9])
+    got = OPS.lora_linear(x, a.expand(many, -1, -1), b.expand(many, -1, -1), 0.5, rows)
+    assert torch.equal(got, OPS.lora_linear(x, a[None], b[None], 0.5, rows.clamp(max=0)))
+
+
 @pytest.mark.parametrize(("d_out", "d_in"), [(1, 1), (17, 8), (16, 129), (257, 300)])
 def test_linear_of_other_shapes(d_out, d_in):
     x, base, signs, alpha = case(d_out, d_in)
