@@ -31,9 +31,10 @@ class PackedSigns {
  public:
   // `signs`: `planes` matrices one after another, each canonical (signs.h). `alpha`: [planes,
   // d_out] or [planes]: one scale for each matrix. InvalidArgument names what does not fit; 1 <=
-  // planes <= kMaxSignPlanes.
+  // planes <= kMaxSignPlanes. `threads`: null packs on the calling thread alone.
   static Result<PackedSigns> Pack(int64_t d_out, int64_t d_in, std::span<const uint8_t> signs,
-                                  std::span<const float> alpha, int64_t planes = 1);
+                                  std::span<const float> alpha, int64_t planes = 1,
+                                  ThreadPool* threads = nullptr);
   PackedSigns(PackedSigns&&) noexcept;
   PackedSigns& operator=(PackedSigns&&) noexcept;
   ~PackedSigns();

@@ -11,6 +11,7 @@ namespace stockpot {
 namespace {
 
 constexpr int64_t kMaxDimension = int64_t{1} << 31;
+constexpr int64_t kBlocksAtOnce = 32;  // that a thread packs
 
 Status CheckSigns(int64_t d_out, int64_t d_in, int64_t sign_bytes, int64_t scales, int64_t planes) {
   if (d_out < 0 || d_in < 0 || d_out > kMaxDimension || d_in > kMaxDimension) {
@@ -71,7 +72,8 @@ float PackedSigns::Layout::SignAt(int64_t plane, int64_t row, int64_t col) const
 }
 
 Result<PackedSigns> PackedSigns::Pack(int64_t d_out, int64_t d_in, std::span<const uint8_t> signs,
-                                      std::span<const float> alpha, int64_t planes) {
+                                      std::span<const float> alpha, int64_t planes,
+                                      ThreadPool* threads) {
   const int64_t scales = static_cast<int64_t>(alpha.size());
   STOCKPOT_RETURN_IF_ERROR(
       CheckSigns(d_out, d_in, static_cast<int64_t>(signs.size()), scales, planes));
@@ -91,11 +93,20 @@ Result<PackedSigns> PackedSigns::Pack(int64_t d_out, int64_t d_in, std::span<con
       const int64_t scale = by_row ? plane * d_out + row : plane;
       row_alpha[plane * padded_rows + row] = row < d_out ? alpha[scale] : 0.0f;
     }
-    for (int64_t row = 0; row < d_out; row += kSignBlockRows) {
+  }
+  const int64_t blocks = layout->row_blocks;
+  const auto pack = [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t plane = block / blocks, row = block % blocks * kSignBlockRows;
       PackBlock(signs.data() + (plane * d_out + row) * row_bytes,
-                std::min(kSignBlockRows, d_out - row), row_bytes, layout->column_words, words);
-      words += layout->column_words * kSignBlockRows;
+                std::min(kSignBlockRows, d_out - row), row_bytes, layout->column_words,
+                words + block * layout->column_words * kSignBlockRows);
     }
+  };
+  if (threads != nullptr) {
+    threads->ParallelFor(planes * blocks, kBlocksAtOnce, pack);
+  } else {
+    pack(0, planes * blocks);
   }
   return PackedSigns(std::move(layout));
 }

@@ -96,7 +96,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> Compress(const at::Tensor& base,
 
 // One PackedSigns for each of `variants`.
 std::vector<PackedSigns> Pack(const at::Tensor& signs, const at::Tensor& alpha, int64_t d_in,
-                              const std::vector<int64_t>& variants) {
+                              const std::vector<int64_t>& variants, ThreadPool& threads) {
   const int64_t d_out = signs.size(-2);
   const int64_t planes = signs.dim() >= 3 ? signs.size(-3) : 1;
   std::vector<PackedSigns> packed;
@@ -106,7 +106,7 @@ std::vector<PackedSigns> Pack(const at::Tensor& signs, const at::Tensor& alpha, 
     const at::Tensor scales = (stacked ? alpha[v] : alpha).to(at::kFloat).contiguous();
     auto one = PackedSigns::Pack(
         d_out, d_in, {bits.const_data_ptr<uint8_t>(), static_cast<size_t>(bits.numel())},
-        {scales.const_data_ptr<float>(), static_cast<size_t>(scales.numel())}, planes);
+        {scales.const_data_ptr<float>(), static_cast<size_t>(scales.numel())}, planes, &threads);
     RaiseUnlessOk("bitdelta_linear", one.status());
     packed.push_back(std::move(*one));
   }
@@ -128,7 +128,9 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor&
       IndexOfRows(kVariantOfRow, variant_of_row, rows.size(0), sizes.variants.expect_int());
   if (y.numel() == 0) return Finish(y, x);
   const at::Tensor offset = bias.has_value() ? bias->to(at::kFloat).contiguous() : at::Tensor();
-  const std::vector<PackedSigns> packed = Pack(signs, alpha, weight.size(1), KeepUsed(index));
+  ThreadPool threads = MakeThreads(rows.numel() * weight.size(0));
+  const std::vector<PackedSigns> packed =
+      Pack(signs, alpha, weight.size(1), KeepUsed(index), threads);
   std::vector<LayerDelta> variants;
   for (const PackedSigns& one : packed) variants.push_back({.signs = &one});
   const std::vector<DeltaSum> sums(index.size(), folded ? DeltaSum::kFolded : DeltaSum::kApart);
@@ -136,7 +138,6 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& base, const at::Tensor&
                             .bias = bias.has_value() ? offset.const_data_ptr<float>() : nullptr,
                             .variants = variants,
                             .y = MutableView(y)};
-  ThreadPool threads = MakeThreads(rows.numel() * weight.size(0));
   LinearScratch scratch;
   RaiseUnlessOk("bitdelta_linear",
                 BitDeltaLinearCpu({.x = {rows.const_data_ptr(), DTypeOf(rows), rows.size(0),

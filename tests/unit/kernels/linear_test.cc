@@ -462,6 +462,21 @@ TEST(PackedSigns, KeepsEverySign) {
   }
 }
 
+TEST(PackedSigns, ThreadsChangeNothing) {
+  Random random(6);
+  ThreadPool threads(3);
+  for (const int64_t d_out : {0, 1, 2000, 5000}) {
+    const int64_t d_in = 70, planes = 2;
+    const OwnedDelta delta(d_out, d_in, d_out, planes, random);
+    const PackedSigns packed =
+        PackedSigns::Pack(d_out, d_in, delta.signs, delta.alpha, planes, &threads).value();
+    ASSERT_EQ(packed.bytes(), delta.packed->bytes());
+    const int64_t words = planes * packed.layout().row_blocks * packed.layout().column_words;
+    ASSERT_EQ(0, std::memcmp(packed.layout().words.data(), delta.packed->layout().words.data(),
+                             static_cast<size_t>(words * kSignBlockRows) * sizeof(uint32_t)));
+  }
+}
+
 TEST(PackedSigns, NamesTheFieldThatDoesNotFit) {
   const std::vector<uint8_t> signs(2 * 3);
   const std::vector<float> alpha(2);
