@@ -181,13 +181,12 @@ std::vector<int32_t> IndexOfRows(const RowIndexName& name, const OptionalTensor&
   if (!index.has_value()) return std::vector<int32_t>(static_cast<size_t>(rows), 0);
   const at::Tensor wide = index->cpu().to(at::kLong).contiguous();
   const int64_t* data = wide.const_data_ptr<int64_t>();
+  const std::string takes = deltas > 0 ? "0 to " + std::to_string(deltas - 1) + ", or " : "";
   std::vector<int32_t> out;
   for (int64_t t = 0; t < rows; ++t) {
-    TORCH_CHECK_VALUE(data[t] >= -1 && data[t]<deltas, name.op, ": ", name.argument, ": row ", t,
-                                               " has index ", data[t], ", takes ", deltas> 0
-                          ? "0 to " + std::to_string(deltas - 1) + ", or "
-                          : "",
-                      "-1 (", name.minus_one, ")");
+    const bool fits = -1 <= data[t] && data[t] < deltas;
+    TORCH_CHECK_VALUE(fits, name.op, ": ", name.argument, ": row ", t, " has index ", data[t],
+                      ", takes ", takes, "-1 (", name.minus_one, ")");
     out.push_back(static_cast<int32_t>(data[t]));
   }
   return out;

@@ -2,8 +2,8 @@
 //
 // Activations are lifted to float32 (bitdelta_linear takes bfloat16 as it is) and the result is
 // rounded once to x's dtype. A packed layout of the signs that rows use (or of a delta) is made in
-// every call and costs about what reading it costs; a server that keeps variants resident uses the
-// kernels directly.
+// every call, by all threads, which one token notices (BENCHMARKS.md); a server that keeps variants
+// resident uses the kernels directly.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
