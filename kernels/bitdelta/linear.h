@@ -72,17 +72,18 @@ enum class DeltaSum : uint8_t {
   // the cache; the rounding of W + alpha * S to float32 loses 2^-24 of |W|: 1e-4 of an alpha of
   // 1e-4 |W|. Where pairs of bfloat16 are multiplied (LinearInput), in which W + alpha * S has no
   // place, two sums side by side; beside a large weight the signs' one is of 16 bits, dithered: its
-  // error has the mean 0 and a standard deviation of at most 8e-4 alpha |x|, at most 2e-6 |W[o]| |x|
+  // error has the mean 0 and a standard deviation of at most 8e-4 alpha |x|, at most 2e-6 |W[o]|
+  // |x|
   // (linear_columns_cpu.cc).
   kFolded,
 };
 
 // The activations of a call, [rows, cols]: float32, or bfloat16 as a bf16 model hands them. Row r
 // at data + r * stride, in elements. bfloat16 stands for its float32 numbers: products are exact,
-// sums are float32, y is not rounded to it. Where the weight is bfloat16 too and the processor
-// multiplies pairs of them (AVX512_BF16), the dense half does: twice the multiply-adds an
-// instruction, another order of the sum, numbers below 2^-126 count as 0. Everywhere else y has the
-// bits that the same numbers give as float32.
+// sums are float32 (of folded signs DeltaSum tells), y is not rounded to it. Where the weight is
+// bfloat16 too and the processor multiplies pairs of them (AVX512_BF16), the dense half does: twice
+// the multiply-adds an instruction, another order of the sum, numbers below 2^-126 count as 0.
+// Everywhere else y has the bits that the same numbers give as float32.
 struct LinearInput {
   LinearInput() = default;
   LinearInput(const ConstFloatMatrix& x)  // NOLINT(google-explicit-constructor): a view of a view

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <set>
 
 #include "kernels/bitdelta/compress.h"
 #include "kernels/bitdelta/linear.h"
@@ -50,14 +49,18 @@ FloatMatrix MutableView(at::Tensor& t) {
 
 // The variants that some row uses, ascending; `index` of rows becomes one into these.
 std::vector<int64_t> KeepUsed(std::vector<int32_t>& index) {
-  const std::set<int32_t> used(index.begin(), index.end());
-  std::vector<int64_t> kept;
   std::map<int32_t, int32_t> place;
-  for (const int32_t v : used) {
-    place[v] = v < 0 ? v : static_cast<int32_t>(kept.size());
-    if (v >= 0) kept.push_back(v);
+  for (const int32_t v : index) {
+    if (v >= 0) place[v] = 0;
   }
-  for (int32_t& v : index) v = place[v];
+  std::vector<int64_t> kept;
+  for (auto& [v, at] : place) {
+    at = static_cast<int32_t>(kept.size());
+    kept.push_back(v);
+  }
+  for (int32_t& v : index) {
+    if (v >= 0) v = place[v];
+  }
   return kept;
 }
 
